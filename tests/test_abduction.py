@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +15,13 @@ from transformers import DynamicCache
 from eqcheck.abduction import EDITS, Abduced, Evidence, abduce
 from eqcheck.abduction.commits import RULES
 from eqcheck.abduction.contexts import CONTEXTS
+from eqcheck.abduction.evaluation import _Evaluation, _exact
 from eqcheck.abduction.evidence import NOISE
 from eqcheck.abduction.hypotheses import Hypothesis
 from eqcheck.abduction.occurrences import systematic
+from eqcheck.abduction.program import plain_row
 from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase, EngineRow
+from eqcheck.checkpoints import built
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import ModelTruth
 from eqcheck.contract.decoders import RowOptions
@@ -388,3 +391,34 @@ def test_an_id_has_the_parameters_that_the_words_tell() -> None:
     one = Hypothesis(edit=EDITS["shifted-positions"], parameters=(("shift", "+1"),), when="from round 3 on")
     assert (one.id, one.words) == ("shifted-positions:+1:from-round-3-on", "positions are +1 off from round 3 on")
     assert Hypothesis(edit=EDITS["pads-seen"]).id == "pads-seen"
+
+
+@pytest.mark.parametrize("kind", ["full", "hybrid", "delta"])
+def test_rows_that_see_their_own_text_are_answered_by_the_function(kind: str) -> None:
+    """What is exact agrees with what is evaluated, to what the steps of the construction leave."""
+    random.seed(5)
+    text = [random.randrange(VOCAB_SIZE) for _ in range(60)]
+    program = plain_row(0, text, 1)
+    trunk = list(range(50))
+    for column in range(4):  # a branch of draft tokens behind 50 of them
+        trunk.append(program.write(random.randrange(VOCAB_SIZE), 50 + column, trunk[-1]))
+        program.sees[-1] = list(trunk)
+        program.queries[1, column] = trunk[-1]
+    function = built(kind).function
+    exact, evaluated = (
+        _exact(function, [plain_row(0, text[:9], 1), program])[1],
+        _Evaluation(function, program).answers(),
+    )
+    assert exact.keys() == evaluated.keys()
+    for key, scores in exact.items():
+        torch.testing.assert_close(scores, evaluated[key], rtol=0.0, atol=0.05)
+    assert program.right
+    for wrong in (
+        replace(program, positions=[*program.positions[:-1], 52]),
+        replace(program, sees=[*program.sees[:-1], trunk[1:]]),
+        replace(program, sees=[*program.sees[:3], range(3), *program.sees[4:]]),
+        replace(program, follows=[*program.follows[:-1], trunk[-3]]),
+        replace(program, columns=[*program.columns[:-1], (0, 0)]),
+        replace(program, blind={3: (0, 1)}),
+    ):
+        assert not wrong.right

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from clock import CHECKPOINT, Clock
 from test_blackbox import ENGINE
 
 from eqcheck.campaign.loop import Campaign, audit
+from eqcheck.campaign.pace import Pace
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.judge import RowJudgement
 from eqcheck.contract import registry
@@ -196,3 +200,14 @@ def test_a_script_is_handed_out_if_it_fails_and_missed_if_not(tmp_path: Path, mo
     assert write(found, tmp_path / "report")["violations"][0]["conditions"][0]["script"] is None
     assert not list((tmp_path / "report").glob("*.py"))
     assert any("does not show it" in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize(("since", "waiting", "late"), [(60, 5, False), (80, 5, True), (80, 0, False), (95, 0, True)])
+def test_time_is_kept_for_counting_cases_with_the_findings_there_are(since: int, waiting: int, late: bool) -> None:
+    """Of 90 seconds, 15 are kept for five cases that take one second each to decode, as far as there are so many."""
+    result = SimpleNamespace(drawing_s=20.0, outcomes=[0] * 20)
+    options = SimpleNamespace(budget=100.0)
+    lane: Any = SimpleNamespace(conditional=True, options=options, begun=time.monotonic() - since, result=result)
+    pace = Pace(lane)
+    assert pace.late(waiting) == late
+    assert (pace.left(1, waiting) < 0) == late

@@ -102,7 +102,7 @@ def explained(
         same = agreeing([predicted.get((row, index), -1) for index in range(len(output))], output)
         if same < evidence.first_wrong.get(row, len(output)):
             return Explained(hypothesis, frozenset(), False, 1.0)  # it would have made a token wrong that is right
-        tokens |= {(r, n) for r, n in evidence.surprising if r == row and n < same}
+        tokens |= {(row, n) for n in range(same) if (row, n) in evidence.surprising}
         complete = complete and same == len(output)
         beside = hypothesis.edit.component != "options"
         chance = _both(chance, evidence.chance(row, same, hypothesis.once, beside))

@@ -86,8 +86,8 @@ def _any(evidence: Evidence, name: str, values: list[object]) -> tuple[Predicted
     predicted, choices = _chosen(evidence, evidence.case.rows), 1
     for row, asked in enumerate(evidence.case.rows):
         output = evidence.outputs[row]
+        several = [row_with(asked, **{name: value}) for value in values]
         for index in range(evidence.first_wrong.get(row, len(output)), len(output)):
-            several = [row_with(asked, **{name: value}) for value in values]
             chosen = {evidence.chosen(row, index, one, output[:index]) for one in (asked, *several)}
             choices *= len(chosen)
             if output[index] in chosen:
@@ -103,9 +103,14 @@ def _chosen(evidence: Evidence, rows: Sequence[EngineRow | AskedRow], prompted: 
     }
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=1024)
 def _plain(row: EngineRow) -> EngineRow:
     return row_with(row, **SCORING)
+
+
+@lru_cache(maxsize=4096)
+def _at_least(row: EngineRow, count: int) -> EngineRow:
+    return row_with(row, min_new_tokens=count)
 
 
 @dataclass(frozen=True)
@@ -162,7 +167,7 @@ class TokenPlace:
 
     def counted_from(self, count: int) -> EngineRow:
         """The row, where the turn is taken to begin after so many tokens, as far as its minimum is concerned."""
-        return row_with(self.row, min_new_tokens=max(0, self.row.options.min_new_tokens + self.index - count))
+        return _at_least(self.row, max(0, self.row.options.min_new_tokens + self.index - count))
 
 
 # With which options, and after which new tokens, the token in a place is chosen.

@@ -84,22 +84,38 @@ class Program:
         """A new column whose key and value are zero."""
         return self.column(BLANK, BLANK)
 
+    @property
+    def right(self) -> bool:
+        """Whether every query sees its own text at the positions of that, and goes on from its state."""
+        if self.torn or self.blind or self.near or self.apart or self.same:
+            return False
+        texts: list[Sequence[int]] = []
+        for entry, (follows, position, sees) in enumerate(zip(self.follows, self.positions, self.sees, strict=True)):
+            before = range(0) if follows == EMPTY else texts[follows]
+            text = range(entry + 1) if before == range(entry) else (*before, entry)
+            if self.columns[entry] != (entry, entry) or len(text) != position + 1:
+                return False
+            if sees != text and (len(sees) != len(text) or tuple(sees) != tuple(text)):
+                return False
+            texts.append(text)
+        return True
+
     def needed(self, keys: set[tuple[int, int]]) -> Program:
         """The same program with nothing but what the answers to ``keys`` depend on."""
         stack = [entry for key, entry in self.queries.items() if key in keys]
-        reached = set(stack)
+        reached, seen = set(stack), set[int]()
+        ways = (self.follows, *self.apart.values())
         while stack:
             entry = stack.pop()
-            columns = (self.columns[column] for column in self._columns_of(entry))
-            ways = (self.follows, *self.apart.values())
-            sources = {*(way[entry] for way in ways), *(source for pair in columns for source in pair)}
+            fresh = self._columns_of(entry) - seen  # most entries see much the same columns
+            seen |= fresh
+            sources = {*(way[entry] for way in ways), *(source for column in fresh for source in self.columns[column])}
             for source in {*sources, self.same.get(entry, entry)}:
                 if source >= 0 and source not in reached:
                     reached.add(source)
                     stack.append(source)
-        order = sorted(reached)
+        order, kept = sorted(reached), sorted(seen)
         new = {entry: number for number, entry in enumerate(order)} | {BLANK: BLANK, EMPTY: EMPTY}
-        kept = sorted({column for entry in order for column in self._columns_of(entry)})
         place = {column: number for number, column in enumerate(kept)}
         return Program(
             [self.tokens[e] for e in order],

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from eqcheck.attribution.state import leaked
@@ -239,10 +240,13 @@ class Campaign:
         groups: dict[Hashable, list[Outcome]] = {}
         for outcome in self.pending.values():
             groups.setdefault(self._likeness(outcome), []).append(outcome)
-        found = list(groups.values())
+        by_turns = list(groups.values())
         if self.lane.conditional:  # the fewest options first, then what is frequent
-            found.sort(key=lambda group: (len(self.lane.condition(group[0].case)), -len(group)))
-        return [sorted(group, key=self.lane.rank) for group in found]
+            by_turns.sort(key=lambda group: (len(self.lane.condition(group[0].case)), -len(group)))
+            symptoms = [group[0].symptom for group in by_turns]  # time may end: each symptom once before any again
+            turns = [symptoms[:place].count(symptom) for place, symptom in enumerate(symptoms)]
+            by_turns = [group for _, group in sorted(zip(turns, by_turns, strict=True), key=itemgetter(0))]
+        return [sorted(group, key=self.lane.rank) for group in by_turns]
 
     def _likeness(self, outcome: Outcome) -> Hashable:
         """The likeness of failing cases: one stands for all, until more is known."""
@@ -291,7 +295,7 @@ class Campaign:
 
         So many ``groups`` still wait for their turn, and share the time.
         """
-        findings = self.lane.explain(outcome, group, partial(self.pace.left, groups))
+        findings = self.lane.explain(outcome, group, partial(self.pace.left, groups, len(self.pending)))
         for finding in findings or ():
             self.add(finding, int(outcome.drawn), looked_into=True)
         if findings is None:

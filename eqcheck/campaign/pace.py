@@ -9,6 +9,7 @@ from eqcheck.lanes.lane import Lane
 LOOKING = 0.9  # of a time budget; then scripts are finished
 DRAWING, DRAWING_AT_MOST = 0.25, 0.5  # of the rest of that in each round; the latter for the cases of a verdict
 VERDICT = 1000  # cases
+COUNTING = 0.25  # of the time of a lane at most
 LEAST_ROUND = 0.08  # of the budget
 _LAST_RESORT_S = 3600.0
 
@@ -54,17 +55,19 @@ class Pace:
         self.until = time.monotonic() + (self.budget or float("inf"))
 
     def late(self, waiting: int) -> bool:
-        """Whether to stop looking into failing cases; so many are ``waiting``.
+        """Whether to stop looking into failing cases; so many are ``waiting``."""
+        return self.end < float("inf") and time.monotonic() > self._looks_until(waiting)
 
-        Time is kept for counting them with the findings there are: some are decoded several times.
-        """
-        now, result = time.monotonic(), self.lane.result
-        if self.end == float("inf"):
-            return False
+    def _looks_until(self, waiting: int) -> float:
+        """When to count cases with the findings there are: some are decoded several times for that."""
+        result = self.lane.result
         expected = 3 * waiting * result.drawing_s / max(1, len(result.outcomes))
-        return now > self.end - min(expected, (self.end - now) / 2)
+        return self.end - min(expected, COUNTING * (self.end - self.lane.begun))
 
-    def left(self, groups: int) -> float:
-        """How many seconds there are for a failing case, where so many ``groups`` wait; turns have their own end."""
+    def left(self, groups: int, waiting: int) -> float:
+        """How many seconds there are for a failing case, where so many ``groups`` and cases wait.
+
+        Where turns are taken they have their own end.
+        """
         now = time.monotonic()
-        return self.end - now if self.lane.conditional else max(0.0, self.until - now) / groups
+        return self._looks_until(waiting) - now if self.lane.conditional else max(0.0, self.until - now) / groups

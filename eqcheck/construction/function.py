@@ -49,7 +49,7 @@ class Head:
         """The reads without those of places behind the query's own, which a right context does not have."""
         return tuple(read for read in self.reads if read[0] >= 0)
 
-    @property
+    @cached_property
     def table(self) -> tuple[int, ...]:
         """By code, the shuffled code."""
         return tuple(
