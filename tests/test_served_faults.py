@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from served.builds import ENGINES
-from served.catalogue import held, unseen
+from served.catalogue import fresh, held, unseen
 from served.faults import FAULTS
 from served.score import Said, decoded, drawn, explained
 
@@ -12,7 +12,7 @@ from eqcheck.abduction import tried
 from eqcheck.abduction.occurrences import systematic
 from eqcheck.lanes.checkpoint.explain import evidence
 
-BY_ID = {fault.id: fault for fault in (*unseen(), *held(), *FAULTS)}
+BY_ID = {fault.id: fault for fault in (*fresh(), *unseen(), *held(), *FAULTS)}
 
 
 @pytest.mark.parametrize(("build", "kind"), [("paged", "window"), ("ring", "mistral"), ("ring", "delta")])
@@ -22,7 +22,9 @@ def test_right_builds_are_right(build: str, kind: str) -> None:
     assert not decoded(engine, drawn(2, kind, caching=build == "paged")).failed
 
 
-@pytest.mark.parametrize("name", ["W01-window-too-wide", "B01-column-before", "S01-state-not-rolled-back"])
+@pytest.mark.parametrize(
+    "name", ["W01-window-too-wide", "B01-column-before", "S01-state-not-rolled-back", "F06-window-of-step"]
+)
 def test_faults_are_caught(name: str) -> None:
     fault = BY_ID[name]
     engine = fault.broken()()
@@ -62,7 +64,7 @@ def test_only_the_component_counts() -> None:
 
 
 def test_faults_have_ids_of_their_own_and_steps_that_exist() -> None:
-    assert len(BY_ID) == len(unseen()) + len(held()) + len(FAULTS)
+    assert len(BY_ID) == len(fresh()) + len(unseen()) + len(held()) + len(FAULTS)
     for fault in BY_ID.values():
         fault.broken()  # raises where a step has no name in its build
 
@@ -71,6 +73,10 @@ def test_a_third_of_the_mechanisms_is_held_out_and_reported_ones_are_replanted()
     seen, kept, new = ({fault.mechanism for fault in faults} for faults in (FAULTS, held(), unseen()))
     assert not seen & kept
     assert not new & (seen | kept)
+    reported = {fault.mechanism for fault in fresh()}
+    assert len(reported) == len(fresh())
+    assert not reported & (seen | kept | new)
+    assert all(fault.thread.startswith("https://") for fault in fresh())
     assert 3 * len(new) >= len(seen | kept | new)
     assert 2 * len(kept) >= len(seen)
     assert len(BY_ID) >= 40

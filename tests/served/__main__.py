@@ -1,4 +1,4 @@
-"""Print the score: ``python -m served [--unseen | --held | --seen] [--only ID] [--jobs N]``."""
+"""Print the score: ``python -m served [--fresh | --unseen | --held | --seen] [--only ID] [--jobs N]``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from tabulate import tabulate
 
 from eqcheck.selfcheck.faults import in_processes
-from served.catalogue import check, held, unseen
+from served.catalogue import check, fresh, held, unseen
 from served.fault import Fault
 from served.faults import FAULTS
 from served.score import BuildScore, FaultScore, check_build, right_builds, totals
@@ -19,13 +19,14 @@ def main() -> None:
     """Print what was said of each fault, those that were held out first."""
     parser = argparse.ArgumentParser(prog="python -m served", description=__doc__)
     which = parser.add_mutually_exclusive_group()
+    which.add_argument("--fresh", action="store_true", help="only faults of mechanisms that no other file has")
     which.add_argument("--unseen", action="store_true", help="only faults of mechanisms that were planted last")
     which.add_argument("--held", action="store_true", help="only faults of mechanisms that were held out at first")
     which.add_argument("--seen", action="store_true", help="only faults that attribution was developed on at first")
     parser.add_argument("--only", default="", help="faults whose id begins so; right builds are left out")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     given = parser.parse_args()
-    groups = {"unseen": unseen(), "held": held(), "seen": FAULTS}
+    groups = {"fresh": fresh(), "unseen": unseen(), "held": held(), "seen": FAULTS}
     asked = [name for name in groups if vars(given)[name]] or list(groups)
     for name, faults in groups.items():
         chosen = [fault for fault in faults if name in asked and fault.id.startswith(given.only)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from served import fresh as reported
 from served import held as held_out
 from served import unseen as newest
 from served.fault import Fault
@@ -19,6 +20,11 @@ def unseen() -> tuple[Fault, ...]:
     return newest.FAULTS
 
 
+def fresh() -> tuple[Fault, ...]:
+    """The faults of mechanisms that were reported, and that none of the other files has."""
+    return reported.FAULTS
+
+
 def check(identifier: str) -> FaultScore:
     """Score a fault by its id; a process is sent an id, because steps cannot be sent."""
-    return check_fault(next(fault for fault in (*unseen(), *held(), *FAULTS) if fault.id == identifier))
+    return check_fault(next(fault for fault in (*fresh(), *unseen(), *held(), *FAULTS) if fault.id == identifier))
