@@ -74,7 +74,7 @@ def loaded(name: str, dtype: torch.dtype, largest: float | None = None) -> Any:
     tables = [module for module in model.modules() if isinstance(module, torch.nn.Embedding)]
     kept = {id(table.weight) for table in (*tables, model.lm_head)}
     for weight in model.parameters():
-        if largest is not None and weight.dim() == 2 and id(weight) not in kept:
+        if largest is not None and weight.dim() >= 2 and id(weight) not in kept:
             scale = 1.0 if largest == 1 else float(weight.abs().max()) / largest
             weight.data = ((weight.data.float() / scale).to(torch.float8_e4m3fn).float() * scale).to(dtype)
     return model
