@@ -442,6 +442,8 @@ def test_a_cache_that_tells_nothing_of_the_mask_is_refused_where_a_mask_is_to_be
 
     with pytest.raises(TypeError, match="expected a cache with get_mask_sizes"):
         hash_lm("rotary")(IDS, past_key_values=Untold())
+    with pytest.raises(ValueError, match="input_ids is empty"):  # its mask is not what is wrong
+        hash_lm("rotary")(IDS[:, :0], past_key_values=Untold())
     four = torch.ones(2, 1, 7, 7).tril().bool()
     assert torch.equal(
         hash_lm("rotary")(IDS, attention_mask=four, past_key_values=Untold()).logits, hash_lm("rotary")(IDS).logits

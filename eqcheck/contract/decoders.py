@@ -81,9 +81,9 @@ class Request:
     against them. ``prefill_chunk`` (``chunked``): feed at most so many prompt tokens of a row in one target call.
     ``prefix_length`` (``prefix``): ``target_cache`` and ``draft_cache`` hold one row with the first so many tokens,
     which all prompts share; do not feed the target these again. Under ``preallocated`` the two hold a row per prompt
-    and no token yet; their ``layers[i].keys`` have spare slots behind the ``get_seq_length()`` valid ones; let the
-    target write into its own, or into a copy. ``arrivals`` (``late-rows``): row i may be fed only after that many
-    target calls, or when no other row is left to be decoded. ``tree`` (``tree``):
+    and no token yet; their ``layers[i].keys`` are None until the first call, and then have spare slots behind the
+    ``get_seq_length()`` valid ones; let the target write into its own, or into a copy. ``arrivals`` (``late-rows``):
+    row i may be fed only after that many target calls, or when no other row is left to be decoded. ``tree`` (``tree``):
     ``tree[i][n]`` are the nodes that row i verifies in its round n, each its parent and its rank among the draft's
     choices there (`eqcheck.contract.trees`); behind the last round named its tree stays; where none is, or it is empty,
     the decoder makes one of at most ``num_draft_tokens`` nodes.

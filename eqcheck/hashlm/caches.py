@@ -120,7 +120,7 @@ def install_state(cache: Any) -> None:
 
 
 def preallocated(capacity: int, layers: int = LAYERS) -> DynamicCache:
-    """A cache of so many ``layers`` with ``capacity`` slots each, all of them garbage and none valid."""
+    """A cache of so many ``layers`` with ``capacity`` slots each, none valid; the first call makes them, of garbage."""
     cache, uses = DynamicCache(), Uses(capacity)
     cache.layers.extend(PreallocatedLayer(capacity, uses) for _ in range(layers))
     return cache

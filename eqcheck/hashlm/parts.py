@@ -182,6 +182,8 @@ def integers(tensor: torch.Tensor) -> Ints:
 def sizes_of(cache: Any, slots_fed: Ints) -> Sizes:
     """The sizes of a block's mask, as its cache tells them; ``TypeError`` for a cache that real models fail with."""
     if not hasattr(cache, "get_mask_sizes"):
+        if not len(slots_fed):
+            raise ValueError("input_ids is empty: its block has width 0; feed a token at least, or make no call")
         raise TypeError(
             f"past_key_values: expected a cache with get_mask_sizes, from which models build their mask, got "
             f"{type(cache).__name__}; derive it from transformers.Cache, or give a 4-D attention_mask"
