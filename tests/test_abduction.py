@@ -422,3 +422,8 @@ def test_rows_that_see_their_own_text_are_answered_by_the_function(kind: str) ->
         replace(program, blind={3: (0, 1)}),
     ):
         assert not wrong.right
+
+
+@pytest.mark.parametrize("name", ["full", "delta", "mamba"])
+def test_a_function_that_is_asked_nothing_answers_nothing(name: str) -> None:
+    assert _exact(built(name).function, []) == []

@@ -69,7 +69,7 @@ def _exact(function: Function, programs: Sequence[Program]) -> list[Answers]:
                 read[takes] ^= np.array(head.table)[there[takes]]
                 waits &= ~takes
         for joined in _memories(rules, codes.tolist(), follows, follows):
-            read ^= np.array(joined)
+            read ^= np.array(joined, int)  # of no entry there is no dtype
         codes = read
     codes ^= np.isin(tokens, list(function.flagged))
     table = torch.from_numpy(logits(function))
