@@ -10,7 +10,7 @@ commits     edits of what is done with predictions; outputs: of what is returned
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
 from math import comb
@@ -78,12 +78,14 @@ def abduce(evidence: Evidence) -> Abduced | None:
     return best
 
 
-def fits(evidence: Evidence) -> set[str]:
-    """The ids of all edits that explain every wrong token, however likely by chance."""
+def fits(evidence: Evidence, ids: Collection[str]) -> set[str]:
+    """The ids of edits that explain every wrong token, however likely by chance; all of them that are in ``ids``."""
     if evidence.first is None:
         end = _ended(evidence)
         return {end.search.edit} if end else set()
-    return {finding.hypothesis.id for finding in everywhere(evidence)[0] if finding.complete and finding.explained}
+    contexts = {edit.id for edit in CONTEXTS} & {id.partition(":")[0] for id in ids}  # they take most of the time
+    findings = everywhere(evidence)[0] if contexts else of_outputs(evidence)
+    return {finding.hypothesis.id for finding in findings if finding.complete and finding.explained}
 
 
 def abduce_options(evidences: Sequence[Evidence]) -> Abduced | None:
@@ -155,8 +157,8 @@ def _ended(evidence: Evidence) -> Abduced | None:
 
 
 @lru_cache(maxsize=32)
-def everywhere(evidence: Evidence) -> tuple[list[Explained], int]:
-    """The findings of edits that an engine makes everywhere, and how many were tried."""
+def of_outputs(evidence: Evidence) -> list[Explained]:
+    """The findings of edits of predictions, of outputs and of options."""
     rows = len(evidence.texts)
     rules = [
         replace(rule, least=least, wait=wait)
@@ -165,12 +167,16 @@ def everywhere(evidence: Evidence) -> tuple[list[Explained], int]:
         for least in (False, True)
     ]
     findings = [explained(evidence, rule, follow(evidence, rule)) for rule in rules]
-    findings += [*emitted(evidence), *misused(evidence)]
-    contexts = list(systematic(evidence)) if rows <= BATCH else []
-    count = len(findings) + len(contexts)
-    if evidence.first is not None:
-        findings += tried(evidence, contexts, evidence.first)
-    return findings, count
+    return [*findings, *emitted(evidence), *misused(evidence)]
+
+
+@lru_cache(maxsize=32)
+def everywhere(evidence: Evidence) -> tuple[list[Explained], int]:
+    """The findings of edits that an engine makes everywhere, and how many were tried."""
+    findings = of_outputs(evidence)
+    contexts = list(systematic(evidence)) if len(evidence.texts) <= BATCH else []
+    seen = tried(evidence, contexts, evidence.first) if evidence.first is not None else []
+    return [*findings, *seen], len(findings) + len(contexts)
 
 
 def tried(

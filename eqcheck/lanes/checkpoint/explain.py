@@ -122,8 +122,9 @@ def abduced(outcome: Outcome) -> Abduced | None:
 
 def fitting(outcome: Outcome, elsewhere: Sequence[Abduced]) -> Abduced | None:
     """Of the findings in other cases, the first that explains every wrong token of this one."""
-    fit = fits(evidence(outcome)) if elsewhere else set()
-    return next((one for found in elsewhere for one in (found, *found.also) if one.search.edit in fit), None)
+    known = [one for found in elsewhere for one in (found, *found.also)]
+    fit = fits(evidence(outcome), [one.search.edit for one in known]) if known else set()
+    return next((one for one in known if one.search.edit in fit), None)
 
 
 def common(outcomes: Sequence[Outcome]) -> Abduced | None:
