@@ -202,6 +202,15 @@ def test_a_script_is_handed_out_if_it_fails_and_missed_if_not(tmp_path: Path, mo
     assert any("does not show it" in warning for warning in found.warnings)
 
 
+def test_a_slow_case_is_no_hang(tmp_path: Path) -> None:
+    slow = ENGINE.replace("if token == 3", "if True").replace("time.sleep(600)", "time.sleep(0.7)", 1)
+    (tmp_path / "slow.py").write_text(slow)
+    result = audit(registry.load(str(tmp_path / "slow.py")), Options(cases=1, case_timeout=0.5, python=sys.executable))
+    assert [outcome.symptom for outcome in result.outcomes] == ["crash/hang"]
+    assert not result.violations
+    assert result.verdict == "inconclusive"
+
+
 @pytest.mark.parametrize(("since", "waiting", "late"), [(60, 5, False), (80, 5, True), (80, 0, False), (95, 0, True)])
 def test_time_is_kept_for_counting_cases_with_the_findings_there_are(since: int, waiting: int, late: bool) -> None:
     """Of 90 seconds, 15 are kept for five cases that take one second each to decode, as far as there are so many."""

@@ -29,11 +29,12 @@ from eqcheck.lanes.checkpoint.reduction import needs, without
 from eqcheck.lanes.checkpoint.script import checked_script, scripted, shared
 from eqcheck.lanes.lane import LESS, Lane
 from eqcheck.result.findings import Audit, Finding, Options
-from eqcheck.result.outcome import UNTRIED, Outcome
+from eqcheck.result.outcome import HANG, UNTRIED, Outcome
 from eqcheck.workers.interpreter import InterpreterWorker, environment
 from eqcheck.workers.interpreter import Judge as Judged
 from eqcheck.workers.worker import Workers
 
+_PATIENCE = 4  # so many limits, for a case that did not end within one
 _TELLING = 3  # cases of a group that abduction is asked about first
 _ONLY = "only-dictated-drafts"
 _ROW_OPTIONS = (
@@ -158,9 +159,19 @@ class CheckpointLane(Lane):
         return cause is not None
 
     def repeats(self, outcome: Outcome) -> bool:
-        """Whether a new process, and that one again, give the same answer to this case alone."""
-        self.running.workers[0].kill()
-        return super().repeats(outcome)
+        """Whether a new process, and that one again, give the same answer to this case alone.
+
+        One that did not end gets more time, once: a slow case on a busy machine is no hang.
+        """
+        process = self.running.workers[0]
+        process.kill()
+        if outcome.symptom != HANG:
+            return super().repeats(outcome)
+        process.timeout *= _PATIENCE
+        try:
+            return process.try_case(outcome.case).symptom == HANG
+        finally:
+            process.timeout /= _PATIENCE
 
     def explain(self, outcome: Outcome, group: list[Outcome], left: Callable[[], float]) -> list[Finding] | None:
         outcome = self.bare.get(outcome.case.id, outcome)
