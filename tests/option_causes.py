@@ -37,7 +37,11 @@ CAUSES = [
     ("by-tokens", "frequency-penalty", "option-by-tokens"),
     ("a-round-late", "frequency-penalty", "option-stale-by-a-round"),
     ("prompt-counted", "presence-penalty", "option-over-prompt"),
-    ("next-row", "allowed-ids", "options-of-neighbour"),
+    ("next-row", "allowed-ids", "option-of-neighbour"),
+    ("over-drafts", "frequency-penalty", "option-over-drafts"),
+    ("prompt-counted-minimum", "min-new-tokens", "option-over-prompt"),
+    ("ids-off-by-one", "logit-bias", "option-of-other-ids"),
+    ("next-bias", "logit-bias", "option-of-neighbour"),
     ("next-of-going", "allowed-ids", "option-of-others"),
 ]
 BUILDS = (Rounds, Together)
@@ -53,6 +57,8 @@ def cases(kind: str, option: str, rows: int = 1) -> list[EngineCase]:
         row = EngineRow(prompt, RowOptions(30 - 8 * number))
         if option in CHANGING:
             row = CHANGING[option](rng, row, alone.row(row))
+        elif option == "min-new-tokens":
+            row = row_with(row, eos_token_ids=tuple(alone.row(row)[5:8]), min_new_tokens=20)
         else:
             row = row_with(row, **{option.replace("-", "_"): 2.03})
         asked.append(row)

@@ -108,6 +108,16 @@ FAULTS: dict[str, Fault] = {
     "first-without": lambda at: (at.row.options if at.offset else at.off(), at.before),
     "times-tokens": lambda at: (at.scaled(len(at.row.drafts) + 1), at.before),
     "by-tokens": lambda at: (at.scaled(1 / (len(at.row.drafts) + 1)), at.before),
+    "over-drafts": lambda at: (at.row.options, [*at.row.output, *at.row.drafts]),
+    "prompt-counted-minimum": lambda at: (
+        replace(at.row.options, min_new_tokens=max(0, at.row.options.min_new_tokens - len(at.row.prompt))),
+        at.before,
+    ),
+    "ids-off-by-one": lambda at: (
+        replace(at.row.options, logit_bias=tuple(((n + 1) % 256, by) for n, by in at.row.options.logit_bias)),
+        at.before,
+    ),
+    "next-bias": lambda at: (replace(at.row.options, logit_bias=at.neighbour(1).logit_bias), at.before),
     "a-round-late": lambda at: (at.row.options, at.row.output[: at.row.earlier]),
     "next-of-going": lambda at: (at.lent(at.going[(at.going.index(at.row) + 1) % len(at.going)].options), at.before),
 }

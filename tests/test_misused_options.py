@@ -148,6 +148,60 @@ def test_an_option_applied_at_the_wrong_places_is_named(
     assert abduce_options([Evidence(*models, *one) for one in right]) is None
 
 
+def _counting_all(case: EngineCase) -> list[EngineRow]:
+    return [row_with(r, min_new_tokens=max(0, r.options.min_new_tokens - len(r.prompt))) for r in case.rows]
+
+
+def _of_next(case: EngineCase) -> list[EngineRow]:
+    others = [*case.rows[1:], case.rows[0]]
+    return [row_with(row, logit_bias=other.options.logit_bias) for row, other in zip(case.rows, others, strict=True)]
+
+
+def _one_off(case: EngineCase) -> list[EngineRow]:
+    return [row_with(r, logit_bias=tuple(((n + 1) % 256, by) for n, by in r.options.logit_bias)) for r in case.rows]
+
+
+@pytest.mark.parametrize(
+    ("altered", "edit"),
+    [
+        (_counting_all, "option-over-prompt:min-new-tokens"),
+        (_of_next, "option-of-neighbour:logit-bias:after"),
+        (_one_off, "option-of-other-ids:logit-bias:above"),
+    ],
+)
+def test_what_looks_like_an_ignored_option_is_named_as_it_is(
+    altered: Callable[[EngineCase], list[EngineRow]], edit: str
+) -> None:
+    alone, built = truth("full"), checkpoint("full").built
+    assert built is not None
+    prompts = [(7, 200, 9, 30, 8, 2, 4, 77), (3, 1, 2), (72,)]
+    rows = []
+    for number, prompt in enumerate(prompts if altered is _of_next else prompts[:1]):
+        row = EngineRow(prompt, RowOptions(12))
+        tokens = alone.row(row)
+        bias = ((tokens[number], -4.0), (tokens[number + 3] - 1, 5.0 + number))
+        asked: dict[str, Any] = {"eos_token_ids": (tokens[3],), "min_new_tokens": 9}
+        rows.append(row_with(row, **(asked if altered is _counting_all else {"logit_bias": bias})))
+        if altered is _of_next:
+            rows[-1] = row_with(rows[-1], presence_penalty=0.5 + number / 8)  # of the row's own
+    case = EngineCase(tuple(rows), num_draft_tokens=2, checkpoint="full")
+    cases = [case, *(alike(case, number) for number in range(6 // len(rows)))]
+    target, draft = (one.function for one in built)
+
+    def found(outputs: Callable[[EngineCase], list[EngineRow]], some: list[EngineCase]) -> str:
+        cause = abduce_options([Evidence(target, draft, one, [alone.row(row) for row in outputs(one)]) for one in some])
+        return cause.search.edit if cause else ""
+
+    assert found(altered, cases) == edit
+    assert found(lambda one: list(one.rows), cases) == ""
+    if altered is _counting_all:  # behind long prompts it may as well be ignored
+        long = [one for one in cases if len(one.rows[0].prompt) > 2]
+        ignored = [[row_with(row, min_new_tokens=0) for row in one.rows] for one in long]
+        same = [one for one, off in zip(long, ignored, strict=True)
+                if list(map(alone.row, altered(one))) == list(map(alone.row, off))]  # fmt: skip
+        assert found(altered, same) == "forbidding-option-ignored"
+
+
 def test_an_end_that_is_another_rows_is_an_option(models: tuple[Any, Any]) -> None:
     rows = case_of(prompts=PROMPTS[:2]).rows
     case = EngineCase((rows[0], row_with(rows[1], max_new_tokens=6)), num_draft_tokens=K)

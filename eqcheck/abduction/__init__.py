@@ -35,6 +35,7 @@ EDITS: dict[str, Edit] = {edit.id: edit for edit in (*CONTEXTS, *(rule.edit for 
 COMPLETE, PARTIAL = 0.01, 1e-4
 # Wrong rows, and rows, up to which all is tried that may be seen. With more it takes minutes.
 ROW_BY_ROW, BATCH = 8, 16
+_MINIMUM = ("option-ignored:min-new-tokens", "option-over-prompt:min-new-tokens")
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,11 @@ def abduce_options(evidences: Sequence[Evidence]) -> Abduced | None:
     out right count against every use that would make them wrong.
     """
     misuses = [(evidence, list(misused(evidence))) for evidence in evidences]
-    return _pooled([(evidence, findings, len(findings)) for evidence, findings in misuses if findings])
+    cause = _pooled([(evidence, findings, len(findings)) for evidence, findings in misuses if findings])
+    if cause and set(_MINIMUM) <= {cause.search.edit, *(one.search.edit for one in cause.also)}:
+        edit = EDITS["forbidding-option-ignored"]  # behind long prompts both say the same
+        return replace(cause, search=replace(cause.search, edit=edit.id, words=edit.words))
+    return cause
 
 
 def abduce_alike(evidences: Sequence[Evidence]) -> Abduced | None:

@@ -10,9 +10,9 @@ from eqcheck.abduction.evidence import LEAST_CHANCE, Evidence, scoring
 from eqcheck.abduction.hypotheses import Explained, Hypothesis, explained
 from eqcheck.abduction.outputs import EDITS, Predicted
 from eqcheck.abduction.program import Turn
-from eqcheck.case.engine import EngineRow
+from eqcheck.case.engine import VOCAB_SIZE, EngineRow
 from eqcheck.checkpoints.truth import AskedRow, row_with
-from eqcheck.contract.options import PENALTIES, SCORING
+from eqcheck.contract.options import LISTS, PENALTIES, SCORING, RowOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,9 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
         altered = [row_with(row, **{name: SCORING[name]}) for row in rows]
         yield finding("option-ignored", _chosen(evidence, altered), options=name)
         yield from (finding(*over, options=name) for over in _over_prompt(evidence, name))
+        for step, ids in ((1, "above"), (-1, "below")) if name in LISTS else ():
+            altered = [replace(row, options=_moved(name, row.options, step)) for row in rows]
+            yield finding("option-of-other-ids", _chosen(evidence, altered), options=name, ids=ids)
     # Which tokens are of one round shows only in what is wrong with them, so all rounds that there may be are tried.
     for schedule in evidence.schedules_with_options if names else ():
         for edit, misplaced in _MISPLACED.items():
@@ -49,7 +52,11 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
     # Of two rows each stands before and after the other: cases with more rows tell, if there are any.
     beside = [(1, "beside")] if len(rows) == 2 else []
     for shift, neighbour in (*beside, (-1, "before"), (1, "after")) if len(kinds) > 1 else ():
-        altered = [replace(row, options=rows[(at + shift) % len(rows)].options) for at, row in enumerate(rows)]
+        others = [rows[(at + shift) % len(rows)].options for at in range(len(rows))]
+        for name in names:  # one that suffices alone is the one: the others may be the row's own
+            lent = [row_with(row, **{name: getattr(other, name)}) for row, other in zip(rows, others, strict=True)]
+            yield finding("option-of-neighbour", _chosen(evidence, lent), options=name, row=neighbour)
+        altered = [replace(row, options=other) for row, other in zip(rows, others, strict=True)]
         yield finding("options-of-neighbour", _chosen(evidence, altered), row=neighbour)
     for name in names:
         for edit, values in _loose(evidence, name):
@@ -60,12 +67,24 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
 
 
 def _over_prompt(evidence: Evidence, name: str) -> Iterator[tuple[str, Predicted]]:
-    """The prompt counts for a penalty that is of new tokens, or does not for one that is of all."""
-    if name == "repetition_penalty":
-        altered = [AskedRow((), row.options) for row in evidence.case.rows]
-        yield "option-without-prompt", _chosen(evidence, altered)
+    """The prompt counts for a minimum or a penalty that is of new tokens, or does not for one that is of all."""
+    if name == "min_new_tokens":
+        least = [max(0, row.options.min_new_tokens - len(row.prompt)) for row in evidence.case.rows]
+        altered = [row_with(row, min_new_tokens=n) for row, n in zip(evidence.case.rows, least, strict=True)]
+        yield "option-over-prompt", _chosen(evidence, altered)
+    elif name == "repetition_penalty":
+        yield "option-without-prompt", _chosen(evidence, [AskedRow((), row.options) for row in evidence.case.rows])
     elif name in PENALTIES:
         yield "option-over-prompt", _chosen(evidence, evidence.case.rows, prompted=True)
+
+
+def _moved(name: str, options: RowOptions, step: int) -> RowOptions:
+    """The options, one that names ids with ids so much higher."""
+    bias = tuple(((token + step) % VOCAB_SIZE, value) for token, value in options.logit_bias)
+    words = tuple(tuple((token + step) % VOCAB_SIZE for token in word) for word in options.bad_words)
+    ids = tuple((token + step) % VOCAB_SIZE for token in options.allowed_ids)
+    moved = replace(options, logit_bias=bias, bad_words=words, allowed_ids=ids)
+    return replace(moved, **{other: getattr(options, other) for other in LISTS if other != name})
 
 
 def _loose(evidence: Evidence, name: str) -> Iterator[tuple[str, list[object]]]:
@@ -181,6 +200,7 @@ _MISPLACED: dict[str, Misplaced] = {
     "option-at-bonus-alone": lambda at: (at.row if at.bonus else at.plain, at.before),
     "option-missing-at-bonus": lambda at: (at.plain if at.bonus else at.row, at.before),
     "option-missing-at-correction": lambda at: (at.plain if at.corrected else at.row, at.before),
+    "option-over-drafts": lambda at: (at.row, (*at.before, *at.turn.drafts[at.index - at.start :])),
     "option-over-rejected": lambda at: (at.row, (*at.rejected, *at.before)),
     "option-once-a-round": lambda at: (at.row, at.last),
     "option-times-tokens": lambda at: (at.stronger(1), at.before),

@@ -42,6 +42,8 @@ _TABLE = {
         "option-at-bonus-alone": "{options} is applied to the bonus token alone",
         "option-missing-at-bonus": "{options} is not applied to the bonus token",
         "option-missing-at-correction": "{options} is not applied to the token in place of a rejected one",
+        "option-over-drafts": "draft tokens that come later in the round count for {options}",
+        "option-of-other-ids": "{options} is applied to ids one {ids} those that are asked",
         "option-over-rejected": "rejected draft tokens count for {options}",
         "option-once-a-round": "of each round the last token alone counts for {options}",
         "option-times-tokens": "{options} is as many times as strong as the target is given tokens in a round",
@@ -54,6 +56,7 @@ _TABLE = {
         "minimum-stale-with-prompt": "min_new_tokens is compared with the number of new tokens when the round began, "
         "or after a rejection with the number of all tokens but one, those of the prompt included",
         "options-of-another": "every row is given the options of row {row}",
+        "option-of-neighbour": "rows are given {options} of the row {row} them",
         "options-of-neighbour": "rows are given the options of the row {row} them",
         "end-of-another": "rows end where the limit, the EOS ids and the stop sequences of row {row} would end them",
     },

@@ -239,8 +239,10 @@ def alike(case: EngineCase, number: int, requires: tuple[str, ...] = ()) -> Engi
     rng = random.Random(f"eqcheck alike {number}")
     rows = []
     for row in case.rows:
-        longer = rng.randint(0, _LONGER) if number % 2 else 0
-        prompt, options = tuple(rng.randrange(VOCAB_SIZE) for _ in range(len(row.prompt) + longer)), row.options
+        size, options = len(row.prompt) + (rng.randint(0, _LONGER) if number % 2 else 0), row.options
+        if options.min_new_tokens and number % 4 == 2:
+            size = min(size, 2)  # behind a long prompt a minimum that counts it looks ignored
+        prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(size))
         other = replace(row, prompt=prompt)
         if number % 2:
             other = row_with(other, max_new_tokens=options.max_new_tokens + _LONGER)
