@@ -10,10 +10,13 @@ import torch
 from test_abduction import PROMPTS, case_of, named
 
 from eqcheck.abduction import Evidence, abduce, abduce_alike
-from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase
+from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase, EngineRow
+from eqcheck.checkpoints.dictation import agreeing
 from eqcheck.checkpoints.judge import Judge
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import ModelTruth, row_with
+from eqcheck.construction.function import Function
+from eqcheck.contract.decoders import RowOptions
 from eqcheck.explanation.text import render
 from eqcheck.lanes.checkpoint.explain import UNEXPLAINED, abduced, explain
 from eqcheck.lanes.checkpoint.outcome import judged
@@ -150,3 +153,45 @@ def test_what_one_case_does_not_show_several_alike_do(models: tuple[Any, Any]) -
     ]
     assert abduce_alike([Evidence(*models, *one) for one in random_tokens]) is None
     assert abduce_alike([Evidence(*models, *one) for one in [*decoded[:1], *random_tokens]]) is None
+
+
+@pytest.mark.parametrize(("kind", "since"), [("window", 31), ("full", 0)])
+def test_rejected_tokens_that_stay_in_the_caches_of_both_models_are_named(kind: str, since: int) -> None:
+    """With a window as in ml-explore/mlx-lm#1423: a ring that has come round is not rolled back, nor is the draft's."""
+    pair = checkpoint(kind).built
+    assert pair
+    target, draft = pair[0].function, pair[1].function
+    rows = [EngineRow(tuple(range(n, n + 27)), RowOptions(16)) for n in (3, 90)]
+    case = EngineCase(tuple(rows), num_draft_tokens=3, checkpoint=checkpoint(kind).name)
+
+    def decoded(since: float) -> list[list[int]]:
+        return [_both_keep(target, draft, row, 3, since) for row in rows]
+
+    assert abduce(Evidence(target, draft, case, decoded(float("inf")))) is None
+    found = abduce(Evidence(target, draft, case, decoded(since)))
+    assert found is not None
+    assert (found.component, found.kind, found.open) == ("cache", "stale-entry", False)
+
+
+def _both_keep(target: Function, draft: Function, row: EngineRow, k: int, since: float) -> list[int]:
+    """The output of an engine with one row; it takes nothing back in a cache of more than ``since`` tokens."""
+    output: list[int] = []
+    seen, known = list(row.prompt[:-1]), list(row.prompt[:-1])
+    fed = new = [row.prompt[-1]]
+    while len(output) < row.options.max_new_tokens:
+        drafts: list[int] = []
+        for _ in range(k):
+            known += new
+            new = [draft.next(known)]
+            drafts += new
+        seen += [*fed, *drafts]
+        wanted = [target.next(seen[: len(seen) - k + column]) for column in range(k + 1)]
+        accepted = agreeing(drafts, wanted)
+        output += wanted[: accepted + 1]
+        fed = [wanted[accepted]]
+        new = fed if accepted < k else [drafts[-1], *fed]
+        if len(seen) <= since:
+            del seen[len(seen) - k + accepted :]
+        if len(known) <= since:
+            del known[len(known) - max(0, k - accepted - 1) :]
+    return output[: row.options.max_new_tokens]

@@ -275,7 +275,8 @@ class Evidence:
 
         In ``prefilled`` rows commit their own, too, and the first token comes from the prefill, without drafts. Outputs
         do not tell which of these an engine does, and an edit of the cache shows only at the edges of rounds. ``in
-        turn`` a row begins when the one before has ended; in ``pairs`` two rows go on at a time.
+        turn`` a row begins when the one before has ended; in ``pairs`` two rows go on at a time. In ``stale`` the draft
+        has an own cache in which rejected tokens stay; in ``stale once grown``, once they are more than a window.
         """
         own = self._rounds(self.drafts)
         turns = [[turn for turns in own for turn in turns if turn.row == row] for row in range(len(self.texts))]
@@ -285,7 +286,33 @@ class Evidence:
             "prefilled": self._rounds(self.drafts, prefilled=True),
             "pairs": list(_in_pairs(turns)),
             "in turn": [(turn,) for row in turns for turn in row],
+            "stale": self._rounds(self._stale_drafts(0)),
+            "stale once grown": self._rounds(self._stale_drafts(max(self.windows.values(), default=0))),
         }
+
+    def _stale_drafts(self, since: int) -> Branches:
+        """The proposals of a built draft that sees what was rejected, once it was fed more than ``since`` tokens."""
+        if not isinstance(self.draft, Function):
+            return self.drafts
+        branches: Branches = []
+        for row, text in enumerate(self.texts):
+            branches.append({})
+            at = len(self.prompts[row])
+            fed, feed = text[: at - 1], text[at - 1 : at]
+            while at < len(text):
+                branch: list[int] = []
+                for _ in range(self.case.num_draft_tokens):
+                    fed += feed
+                    feed = [self.draft.next(fed)]
+                    branch += feed
+                branches[row][at] = branch
+                proposed = branch[: self.budget(row, at)]
+                accepted = agreeing(proposed, text[at:])
+                if len(fed) <= since:
+                    fed = fed[: at + accepted]
+                feed = [*branch[-1:] * (accepted == len(branch) > 0), *text[at + accepted : at + accepted + 1]]
+                at += accepted + 1
+        return branches
 
     @cached_property
     def schedules_with_options(self) -> dict[str, list[Round]]:

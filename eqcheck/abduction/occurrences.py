@@ -25,6 +25,7 @@ AT_ONSET = (
     "itself-hidden",
     "restored-with-all",
 )
+IN_BOTH = ("rejected-kept", "nothing-rolled-back")  # the draft's cache may be kept by the same code
 OF_WINDOW = "window"  # the scope of edits that layers with a window may have alone
 GRAIN, BEHIND = 8, 32  # prefixes are cached in blocks of so many tokens; a state may be so many away from its place
 ONSETS = 12  # of the rounds before the first wrong token the last so many: each costs some 40 hypotheses for a row
@@ -47,6 +48,9 @@ def systematic(evidence: Evidence) -> Iterator[EditedContext]:
                 if style == "separate":
                     yield from _in_parts(evidence, context)
                     yield from _grown(evidence, context)
+                if place == "separate/own" and edit.id in IN_BOTH and evidence.case.drafting == "model":
+                    yield replace(context, schedule="stale")
+                    yield from _grown(evidence, replace(context, schedule="stale once grown"))
 
 
 def _in_parts(evidence: Evidence, context: EditedContext) -> Iterator[EditedContext]:
