@@ -137,3 +137,22 @@ def test_a_case_that_is_wrong_without_speculation_says_so_though_it_is_not_minim
     texts = ((tmp_path / "report.md").read_text(), summary([load(tmp_path)], ["."]))
     assert [words in text for text in texts] == [said, said]
     assert not any("fails at the defaults" in text for text in texts)  # nobody tried the defaults
+
+
+@pytest.mark.parametrize("of_law", [True, False])
+def test_a_law_is_no_case_and_no_reader_sees_no_failing_case_without_a_word(of_law: bool, tmp_path: Path) -> None:
+    case = EngineCase((EngineRow((1, 2, 3), RowOptions(max_new_tokens=1)),), checkpoint="full")
+    outcome = judged(Judge("float64"), case, {"outputs": [truth("full").row(case.rows[0])[:of_law]]})
+    e = Explanation("sampling", "residual", facts={"evidence": "2e+08", "tokens": 2195} if of_law else {})
+    told = Audit(
+        made(right),
+        Options(),
+        "checkpoint",
+        outcomes=[outcome],
+        findings=[Finding(outcome, e, minimised=False)],
+    )
+    written, report = write(told, tmp_path), load(tmp_path)
+    assert (written["verdict"], written["laws"], written["cases"]["violation"]) == ("violation", of_law, not of_law)
+    texts = summary([report], ["."]), (tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text()
+    assert ["by itself" in text for text in texts] == [of_law] * 3
+    assert ["all sampled tokens" in text.lower() for text in texts] == [of_law] * 3

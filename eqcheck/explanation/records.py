@@ -194,6 +194,11 @@ class Explanation:
         return f"{base}:{self.subject}" if self.subject else base
 
     @property
+    def of_law(self) -> bool:
+        """Whether all sampled tokens together show it, by their evidence against the law."""
+        return self.component in ("sampling", "unattributed") and "evidence" in self.facts
+
+    @property
     def said(self) -> list[str]:
         """The detail as clauses."""
         return list(self.clauses) or [self.detail] * bool(self.detail)

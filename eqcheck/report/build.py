@@ -115,6 +115,7 @@ def report_of(audit: Audit, folder: Path) -> Report:
         dictated_rounds=facts.get("dictated_rounds", {}),
         ties=tally.ties,
         near_ties=tally.near_ties,
+        laws=sum(finding.explanation.of_law for finding in audit.violations),
         slots_seen=round(tally.slots["seen"] / handed, 4) if (handed := tally.slots["handed"]) else None,
         memory=Memory(**facts["memory"]) if facts.get("memory") else None,
         corpus=CorpusCases(tally.replayed, tally.failing),

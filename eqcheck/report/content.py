@@ -95,6 +95,15 @@ class Content:
         return [tokens + said, *evidence.excludes]
 
     @property
+    def law_alone(self) -> bool:
+        """Whether a law is violated and no case fails by itself."""
+        return bool(self.r.laws) and not self.r.cases.violation
+
+    def shown_by(self, finding: ReportedViolation, of: str = "") -> str:
+        """In how many cases a finding shows, in the words ``of`` that, or that all sampled tokens show it."""
+        return "all sampled tokens" if self.law_alone and finding.evidence.of_law else of or cases(finding)
+
+    @property
     def near_ties(self) -> list[str]:
         """The near-ties, a line each, behind one that says how many; empty where none is told."""
         told = self.r.near_ties

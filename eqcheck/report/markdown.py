@@ -9,7 +9,7 @@ from tabulate import tabulate
 from eqcheck.contract.escaping import code, fenced, inline
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import sentence
-from eqcheck.report.content import Content, cases, matrix_table
+from eqcheck.report.content import Content, matrix_table
 from eqcheck.report.schema import Condition, Report, ReportedViolation
 
 
@@ -43,6 +43,11 @@ def _head(content: Content) -> list[str]:
         f"# {inline(f'{decoder.name} {decoder.version}'.strip())}: {report.verdict}",
         inline(f"{', '.join(ran)}. {decoder.origin}".rstrip()),
         means,
+        *(
+            ["All sampled tokens together violate the target's law. No case fails by itself."]
+            if content.law_alone
+            else []
+        ),
         *([f"{report.ties} near-ties (`docs/engines.md` has the policy)."] if report.lane == "checkpoint" else []),
         *([f"{content.near_ties[0]}:", _listed(content.near_ties[1:])] if content.near_ties else []),
         *content.sampled[:1],
@@ -83,7 +88,7 @@ def _families(content: Content) -> list[str]:
 def _finding(content: Content, finding: ReportedViolation, standing: str) -> list[str]:
     titles = [standing] * (standing != "violation") + ["without a cause"] * (not finding.caused)
     known = f" ({finding.in_known_words})" if finding.known else ""
-    count = f"{cases(finding)}{' and one stored before' if finding.from_corpus else ''}"
+    count = f"{content.shown_by(finding)}{' and one stored before' if finding.from_corpus else ''}"
     beyond = ", families not claimed" if standing == "discovery" else ""
     head = ": ".join(
         [*([", ".join(titles).capitalize()] if titles else []), finding.fingerprint, f"{count}{beyond}{known}"]

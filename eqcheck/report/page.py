@@ -77,7 +77,8 @@ class ReportPage(Content):
             named = [many(causes, "cause")] * bool(causes)
             named += [f"{many(without, 'case')} without a cause that could be shown"] * bool(without)
             found = f" Found: {' and '.join(named)}." if named else ""
-            return f"{wrong or 'None'} of {run} cases {'fails' if wrong < 2 else 'fail'}.{found}"
+            alone = " by itself; all sampled tokens together violate the target's law" if self.law_alone else ""
+            return f"{wrong or 'None'} of {run} cases {'fails' if wrong < 2 else 'fail'}{alone}.{found}"
         if self.r.verdict == "inconclusive":
             return f"{run} cases ran. They do not settle whether the decoder is right."
         ties = f" {self.r.cases.tie} ended in a near-tie." if self.r.cases.tie else ""

@@ -197,7 +197,8 @@ class Report:
     ``slots_seen`` is the share of the slots handed to the target that a query saw, in all its calls, ``memory`` the
     measure of keys and values where that was asked. ``outdated`` says which entries of known violations fail because
     they are past or gone, ``written`` is the date in UTC, ``command`` the command as typed. ``ties`` counts the tokens
-    that rounding decided, and ``near_ties`` are the first of them.
+    that rounding decided, and ``near_ties`` are the first of them. ``laws`` counts the violations that sampled tokens
+    show together: no case needs to fail by itself, so ``cases.violation`` may be 0 beside them.
     """
 
     format: Literal["eqcheck-report/2"]
@@ -240,6 +241,7 @@ class Report:
     warning_kinds: tuple[str, ...] = ()
     served: tuple[Served, ...] = ()
     near_ties: tuple[NearTie, ...] = ()
+    laws: Count = 0
 
     @property
     def noticed(self) -> list[Notice]:

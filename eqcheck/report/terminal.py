@@ -182,6 +182,7 @@ def _verdict(content: Content, folder: str, width: int, short: bool) -> list[str
     report = content.r
     name, failed = report.decoder.name, report.verdict == "violation" and report.cases.violation
     line = f"{name}: {report.verdict}{f' in {failed} of' if failed else ','} {many(report.cases.run, 'case')}"
+    line += ", none wrong by itself" if content.law_alone else ""
     line += "; VACUOUS, see the warning" if content.loud else ""
     if report.equivalence.exact_match not in (None, 1):
         line += f"; exact match {content.exact}, prefix match {content.prefix}"
@@ -191,7 +192,9 @@ def _verdict(content: Content, folder: str, width: int, short: bool) -> list[str
             continue
         mark = _mark(standing)
         meaning = f", {finding.cause.meaning}" if short else ""
-        lines.append(f"  {mark}{cases(finding)}: {finding.fingerprint}{' (known)' if finding.known else ''}{meaning}")
+        lines.append(
+            f"  {mark}{content.shown_by(finding)}: {finding.fingerprint}{' (known)' if finding.known else ''}{meaning}"
+        )
     for standing, count in content.uncaused.items():
         lines.append(f"  {_mark(standing)}{many(count, 'case')} without a cause")
     lines += [f"  {line}" for line in content.near_ties]
@@ -246,7 +249,8 @@ def _causes(content: Content, width: int) -> list[str]:
     for standing, finding in reversed(content.findings):
         if standing == "violation":
             known = f", {finding.in_known_words}" if finding.known else ""
-            title = f"{finding.count} of {report.cases.run} cases{known}"
+            of = f"{finding.count} of {report.cases.run} cases"
+            title = f"{content.shown_by(finding, of)}{known}"
         elif standing == "inconclusive":
             title = f"INCONCLUSIVE, {finding.count} of {report.cases.run} cases; answers do not repeat"
         else:

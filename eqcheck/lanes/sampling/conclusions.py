@@ -47,7 +47,7 @@ def conclusions(result: Audit) -> None:
 
 def of_law(finding: Finding) -> bool:
     """Whether a finding is that of a wrong law, seen by its evidence."""
-    return finding.explanation.component in ("sampling", "unattributed") and "evidence" in finding.explanation.facts
+    return finding.explanation.of_law
 
 
 def law_finding(outcome: Outcome, tokens: int, count: int, lossless: bool) -> Finding:
