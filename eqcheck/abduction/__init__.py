@@ -1,6 +1,7 @@
 """Attribution from outside: the one edit of what was seen or emitted that yields an engine's wrong tokens.
 
 program     what every query saw, as data; one forward answers for all calls of an engine
+drafts      the drafts of an engine whose drafter is known
 evidence    where the model alone disagrees with the output, what was drafted, which rounds there were
 hypotheses  an edit in particular, how much it explains, and by how small a chance
 simulation  who writes which entry where in a batch engine, and what is seen, in one context

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import exp, prod
 from typing import Any
 
 import torch
 
 from eqcheck.abduction.answers import answers
+from eqcheck.abduction.drafts import Branch, looked_up, stale
 from eqcheck.abduction.program import Answers, Part, Round, Turn, plain_row
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints import dictation
@@ -28,7 +29,7 @@ FORBIDDEN = -1e9  # the score of a token that options forbid: no noise makes it 
 # Sigmas to try, four to a decade, in standard deviations of the scores: from one that changes no token to one that
 # makes all tokens about equally likely.
 NOISE = torch.logspace(-3, 1, 17, dtype=torch.float64)
-Branches = list[dict[int, list[int]]]  # of each row, the tokens that follow so many committed ones
+Branches = list[Branch]  # of each row
 
 
 def pick(scores: torch.Tensor, row: EngineRow, before: Sequence[int]) -> int:
@@ -291,28 +292,13 @@ class Evidence:
         }
 
     def _stale_drafts(self, since: int) -> Branches:
-        """The proposals of a built draft that sees what was rejected, once it was fed more than ``since`` tokens."""
         if not isinstance(self.draft, Function):
             return self.drafts
-        branches: Branches = []
-        for row, text in enumerate(self.texts):
-            branches.append({})
-            at = len(self.prompts[row])
-            fed, feed = text[: at - 1], text[at - 1 : at]
-            while at < len(text):
-                branch: list[int] = []
-                for _ in range(self.case.num_draft_tokens):
-                    fed += feed
-                    feed = [self.draft.next(fed)]
-                    branch += feed
-                branches[row][at] = branch
-                proposed = branch[: self.budget(row, at)]
-                accepted = agreeing(proposed, text[at:])
-                if len(fed) <= since:
-                    fed = fed[: at + accepted]
-                feed = [*branch[-1:] * (accepted == len(branch) > 0), *text[at + accepted : at + accepted + 1]]
-                at += accepted + 1
-        return branches
+        k, rows = self.case.num_draft_tokens, zip(self.prompts, self.texts, strict=True)
+        return [
+            stale(self.draft, text, len(prompt), k, partial(self.budget, row), since)
+            for row, (prompt, text) in enumerate(rows)
+        ]
 
     @cached_property
     def schedules_with_options(self) -> dict[str, list[Round]]:
@@ -360,16 +346,3 @@ def _in_pairs(rows: Sequence[Sequence[Turn]]) -> Iterator[Round]:
             running.append(waiting.pop(0))
         yield tuple(row.pop(0) for row in running)
         running = [row for row in running if row]
-
-
-def looked_up(text: Sequence[int], k: int) -> list[int]:
-    """The K tokens that follow where the last two tokens of a text, or else the last, first stood before.
-
-    >>> looked_up([5, 1, 2, 7, 9, 2, 1, 2], 3), looked_up([4, 6, 4], 3), looked_up([4, 6], 3)
-    ([7, 9, 2], [6, 4], [])
-    """
-    for size in (2, 1):
-        for start in range(len(text) - size):
-            if text[start : start + size] == text[len(text) - size :]:
-                return list(text[start + size : start + size + k])
-    return []

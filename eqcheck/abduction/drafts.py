@@ -1,0 +1,45 @@
+"""The drafts of an engine whose drafter is known: looked up in the text, or of a draft with a stale cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from eqcheck.checkpoints.dictation import agreeing
+from eqcheck.construction.function import Function
+
+Branch = dict[int, list[int]]  # the tokens that are drafted after so many committed ones
+
+
+def stale(draft: Function, text: list[int], start: int, k: int, budget: Callable[[int], int], since: int) -> Branch:
+    """The proposals of a built draft that sees what was rejected, once it was fed more than ``since`` tokens.
+
+    The ``text`` is prompt and output, which begins at ``start``; ``budget`` says how many drafts a place may have.
+    """
+    branch: Branch = {}
+    at, fed, feed = start, text[: start - 1], text[start - 1 : start]
+    while at < len(text):
+        drafts: list[int] = []
+        for _ in range(k):
+            fed += feed
+            feed = [draft.next(fed)]
+            drafts += feed
+        branch[at] = drafts
+        accepted = agreeing(drafts[: budget(at)], text[at:])
+        if len(fed) <= since:
+            fed = fed[: at + accepted]
+        feed = [*drafts[-1:] * (accepted == k > 0), *text[at + accepted : at + accepted + 1]]
+        at += accepted + 1
+    return branch
+
+
+def looked_up(text: Sequence[int], k: int) -> list[int]:
+    """The K tokens that follow where the last two tokens of a text, or else the last, first stood before.
+
+    >>> looked_up([5, 1, 2, 7, 9, 2, 1, 2], 3), looked_up([4, 6, 4], 3), looked_up([4, 6], 3)
+    ([7, 9, 2], [6, 4], [])
+    """
+    for size in (2, 1):
+        for start in range(len(text) - size):
+            if text[start : start + size] == text[len(text) - size :]:
+                return list(text[start + size : start + size + k])
+    return []
