@@ -14,6 +14,7 @@ from eqcheck.abduction.evidence import Evidence
 from eqcheck.abduction.program import Program, recomputed, restricted
 from eqcheck.abduction.simulation import ContextEdit, EditedContext, Simulation
 from eqcheck.checkpoints.dictation import agreeing
+from eqcheck.construction.function import Function
 
 AT_ONSET = (
     "newest-shifted",
@@ -48,7 +49,7 @@ def systematic(evidence: Evidence) -> Iterator[EditedContext]:
                 if style == "separate":
                     yield from _in_parts(evidence, context)
                     yield from _grown(evidence, context)
-                if place == "separate/own" and edit.id in IN_BOTH and evidence.case.drafting == "model":
+                if place == "separate/own" and edit.id in IN_BOTH and isinstance(evidence.draft, Function):
                     yield replace(context, schedule="stale")
                     yield from _grown(evidence, replace(context, schedule="stale once grown"))
 
