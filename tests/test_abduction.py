@@ -416,6 +416,7 @@ def test_rows_that_see_their_own_text_are_answered_by_the_function(kind: str) ->
     assert program.right
     for wrong in (
         replace(program, positions=[*program.positions[:-1], 52]),
+        replace(program, columns=program.columns[:-1]),  # as in what is left where no answer depends on it
         replace(program, sees=[*program.sees[:-1], trunk[1:]]),
         replace(program, sees=[*program.sees[:3], range(3), *program.sees[4:]]),
         replace(program, follows=[*program.follows[:-1], trunk[-3]]),

@@ -93,7 +93,7 @@ class Program:
         for entry, (follows, position, sees) in enumerate(zip(self.follows, self.positions, self.sees, strict=True)):
             before = range(0) if follows == EMPTY else texts[follows]
             text = range(entry + 1) if before == range(entry) else (*before, entry)
-            if self.columns[entry] != (entry, entry) or len(text) != position + 1:
+            if self.columns[entry : entry + 1] != [(entry, entry)] or len(text) != position + 1:
                 return False
             if sees != text and (len(sees) != len(text) or tuple(sees) != tuple(text)):
                 return False
