@@ -34,9 +34,11 @@ def logits(function: Function) -> Array:
 
 def evaluated(function: Function, programs: Sequence[Program]) -> list[Answers]:
     """The scores ``[vocabulary]`` of every asked query of each program."""
-    right = [program for program in programs if program.right]
+    asked = [program for program in programs if program.queries]
+    right = [program for program in asked if program.right]
     known = dict(zip(map(id, right), _exact(function, right), strict=True))
-    return [known[id(one)] if id(one) in known else _Evaluation(function, one).answers() for one in programs]
+    known |= {id(one): _Evaluation(function, one).answers() for one in asked if id(one) not in known}
+    return [known.get(id(program), {}) for program in programs]
 
 
 def _exact(function: Function, programs: Sequence[Program]) -> list[Answers]:
