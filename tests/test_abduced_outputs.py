@@ -155,7 +155,7 @@ def test_what_one_case_does_not_show_several_alike_do(models: tuple[Any, Any]) -
     assert abduce_alike([Evidence(*models, *one) for one in [*decoded[:1], *random_tokens]]) is None
 
 
-@pytest.mark.parametrize(("kind", "since"), [("window", 31), ("full", 0)])
+@pytest.mark.parametrize(("kind", "since"), [("window", 31), ("window", 32), ("full", 0)])
 def test_rejected_tokens_that_stay_in_the_caches_of_both_models_are_named(kind: str, since: int) -> None:
     """With a window as in ml-explore/mlx-lm#1423: a ring that has come round is not rolled back, nor is the draft's."""
     pair = checkpoint(kind).built

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from eqcheck.checkpoints.dictation import agreeing
 from eqcheck.construction.function import Function
@@ -10,10 +10,11 @@ from eqcheck.construction.function import Function
 Branch = dict[int, list[int]]  # the tokens that are drafted after so many committed ones
 
 
-def stale(draft: Function, text: list[int], start: int, k: int, budget: Callable[[int], int], since: int) -> Branch:
+def stale(draft: Function, text: list[int], start: int, k: int, limit: int, since: int) -> Branch:
     """The proposals of a built draft that sees what was rejected, once it was fed more than ``since`` tokens.
 
-    The ``text`` is prompt and output, which begins at ``start``; ``budget`` says how many drafts a place may have.
+    The ``text`` is prompt and output, which begins at ``start`` and may have ``limit`` tokens. As many are drafted as
+    may still come: the bonus token has no place of its own there.
     """
     branch: Branch = {}
     at, fed, feed = start, text[: start - 1], text[start - 1 : start]
@@ -24,7 +25,7 @@ def stale(draft: Function, text: list[int], start: int, k: int, budget: Callable
             feed = [draft.next(fed)]
             drafts += feed
         branch[at] = drafts
-        accepted = agreeing(drafts[: budget(at)], text[at:])
+        accepted = agreeing(drafts[: start + limit - at], text[at:])
         if len(fed) <= since:
             fed = fed[: at + accepted]
         feed = [*drafts[-1:] * (accepted == k > 0), *text[at + accepted : at + accepted + 1]]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import exp, prod
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 
 from eqcheck.abduction.answers import answers
 from eqcheck.abduction.drafts import Branch, looked_up, stale
-from eqcheck.abduction.program import Answers, Part, Round, Turn, plain_row
+from eqcheck.abduction.program import Answers, Part, Round, Turn, in_pairs, plain_row
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.dictation import agreeing
@@ -277,7 +277,7 @@ class Evidence:
         In ``prefilled`` rows commit their own, too, and the first token comes from the prefill, without drafts. Outputs
         do not tell which of these an engine does, and an edit of the cache shows only at the edges of rounds. ``in
         turn`` a row begins when the one before has ended; in ``pairs`` two rows go on at a time. In ``stale`` the draft
-        has an own cache in which rejected tokens stay; in ``stale once grown``, once they are more than a window.
+        has an own cache in which rejected tokens stay; in ``stale:32``, once there are so many tokens.
         """
         own = self._rounds(self.drafts)
         turns = [[turn for turns in own for turn in turns if turn.row == row] for row in range(len(self.texts))]
@@ -285,19 +285,23 @@ class Evidence:
             "own": own,
             "least": self._rounds(self.drafts, least=True),
             "prefilled": self._rounds(self.drafts, prefilled=True),
-            "pairs": list(_in_pairs(turns)),
+            "pairs": list(in_pairs(turns)),
             "in turn": [(turn,) for row in turns for turn in row],
-            "stale": self._rounds(self._stale_drafts(0)),
-            "stale once grown": self._rounds(self._stale_drafts(max(self.windows.values(), default=0))),
+            **{f"stale:{full}": self._rounds(self._stale_drafts(full - 1), beyond=1) for full in (1, *self.rings)},
         }
+
+    @property
+    def rings(self) -> tuple[int, ...]:
+        """The numbers of tokens with which a ring of slots may no longer be rolled back: it is full, or comes round."""
+        width = max(self.windows.values(), default=0)
+        return (width, width + 1) if width else ()
 
     def _stale_drafts(self, since: int) -> Branches:
         if not isinstance(self.draft, Function):
             return self.drafts
-        k, rows = self.case.num_draft_tokens, zip(self.prompts, self.texts, strict=True)
+        k, rows = self.case.num_draft_tokens, zip(self.prompts, self.texts, self.case.rows, strict=True)
         return [
-            stale(self.draft, text, len(prompt), k, partial(self.budget, row), since)
-            for row, (prompt, text) in enumerate(rows)
+            stale(self.draft, text, len(prompt), k, row.options.max_new_tokens, since) for prompt, text, row in rows
         ]
 
     @cached_property
@@ -316,12 +320,14 @@ class Evidence:
         more = {"asked": self._rounds(drafts), "asked and prefilled": self._rounds(drafts, prefilled=True)}
         return self.schedules | more
 
-    def _rounds(self, drafted: Branches, *, least: bool = False, prefilled: bool = False) -> list[Round]:
+    def _rounds(
+        self, drafted: Branches, *, least: bool = False, prefilled: bool = False, beyond: int = 0
+    ) -> list[Round]:
         rounds: list[Round] = []
         at = {row: len(prompt) for row, prompt in enumerate(self.prompts) if self.outputs[row]}
         while at:
             most = 0 if prefilled and not rounds else self.case.num_draft_tokens
-            drafts = {row: drafted[row][n][: min(most, self.budget(row, n))] for row, n in at.items()}
+            drafts = {row: drafted[row][n][: min(most, self.budget(row, n) + beyond)] for row, n in at.items()}
             if least:
                 drafts = {row: proposed[: min(map(len, drafts.values()))] for row, proposed in drafts.items()}
             accepted = {row: agreeing(drafts[row], self.texts[row][n:]) for row, n in at.items()}
@@ -336,13 +342,3 @@ class Evidence:
             rounds.append(turns)
             at = {turn.row: turn.end for turn in turns if turn.end < len(self.texts[turn.row])}
         return rounds
-
-
-def _in_pairs(rows: Sequence[Sequence[Turn]]) -> Iterator[Round]:
-    """Rounds of two rows at a time; the next one takes the place of one that has ended."""
-    waiting, running = [list(row) for row in rows if row], list[list[Turn]]()
-    while waiting or running:
-        while waiting and len(running) < 2:
-            running.append(waiting.pop(0))
-        yield tuple(row.pop(0) for row in running)
-        running = [row for row in running if row]

@@ -50,8 +50,9 @@ def systematic(evidence: Evidence) -> Iterator[EditedContext]:
                     yield from _in_parts(evidence, context)
                     yield from _grown(evidence, context)
                 if place == "separate/own" and edit.id in IN_BOTH and isinstance(evidence.draft, Function):
-                    yield replace(context, schedule="stale")
-                    yield from _grown(evidence, replace(context, schedule="stale once grown"))
+                    yield replace(context, schedule="stale:1")
+                    for grown in _grown(evidence, context):
+                        yield replace(grown, schedule=f"stale:{grown.since + 1}")
 
 
 def _in_parts(evidence: Evidence, context: EditedContext) -> Iterator[EditedContext]:
@@ -61,12 +62,12 @@ def _in_parts(evidence: Evidence, context: EditedContext) -> Iterator[EditedCont
 
 
 def _grown(evidence: Evidence, context: EditedContext) -> Iterator[EditedContext]:
-    """The same once a row is longer than a window: where a ring comes round, it may no longer be taken back."""
-    if evidence.windows and context.edit.scope == OF_WINDOW:
-        width = max(evidence.windows.values())
-        context = replace(context, since=width, when=f"{context.when} once there are more than {width} tokens".strip())
-        yield context
-        yield from _in_parts(evidence, context)
+    """The same once a row fills a window, or is longer: where a ring comes round, it may no longer be taken back."""
+    if context.edit.scope == OF_WINDOW:
+        for full in evidence.rings:
+            grown = replace(context, since=full - 1, when=f"{context.when} once there are {full} tokens".strip())
+            yield grown
+            yield from _in_parts(evidence, grown)
 
 
 def single(evidence: Evidence, row: int, wrong: int) -> Iterator[EditedContext]:

@@ -7,7 +7,7 @@ predictions: `eqcheck.abduction.answers` makes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -170,6 +170,16 @@ class Turn:
 
 
 Round = tuple[Turn, ...]
+
+
+def in_pairs(rows: Sequence[Sequence[Turn]]) -> Iterator[Round]:
+    """Rounds of two rows at a time; the next one takes the place of one that has ended."""
+    waiting, running = [list(row) for row in rows if row], list[list[Turn]]()
+    while waiting or running:
+        while waiting and len(running) < 2:
+            running.append(waiting.pop(0))
+        yield tuple(row.pop(0) for row in running)
+        running = [row for row in running if row]
 
 
 @dataclass(frozen=True)
