@@ -111,7 +111,14 @@ def abduce_alike(evidences: Sequence[Evidence]) -> Abduced | None:
     For a case so small that chance may explain it. Of an edit that happens now and then it is enough that it explains
     some of the others, as far as that is no chance.
     """
-    return _pooled([(evidence, *everywhere(evidence)) for evidence in evidences])
+    first, *others = evidences
+    found, count = everywhere(first)
+    # In the others only what explains the first is looked at.
+    seen = [one.hypothesis for one in found if one.complete and one.explained]
+    contexts = [one for one in seen if isinstance(one, EditedContext)]
+    more = (tried(one, contexts, one.first) if one.first is not None else [] for one in others)
+    pairs = zip(others, more, strict=True)
+    return _pooled([(first, found, count), *((one, [*of_outputs(one), *here], count) for one, here in pairs)])
 
 
 def _pooled(tries: Sequence[tuple[Evidence, list[Explained], int]]) -> Abduced | None:

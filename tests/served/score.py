@@ -15,6 +15,7 @@ from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.judge import Judge
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoders import RowOptions
+from eqcheck.lanes.checkpoint.drawing import alike
 from eqcheck.lanes.checkpoint.explain import common, evidence
 from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome, judged
 from served.builds import DTYPE, ENGINES, KINDS
@@ -23,6 +24,7 @@ from served.fault import Fault
 
 MOST_CASES = 20  # a fault not caught by then is missed
 JUDGED = 2  # wrong cases of each fault that are explained
+ALIKE = 6  # cases like a wrong one of which nothing is said
 _SOUND_CASES = 3  # of each checkpoint
 _BEGINNING = 40
 
@@ -46,7 +48,7 @@ class Said:
 class FaultScore:
     """What became of a fault: how many cases were decoded and were wrong, and what was said of the first wrong ones.
 
-    ``together`` is what was said of these cases as a group, where nothing was said of one alone.
+    ``together`` is what was said of one by others like it, where nothing was said of one alone.
     """
 
     fault: str
@@ -137,16 +139,17 @@ def check_fault(fault: Fault) -> FaultScore:
     verdicts = tuple(one.verdict(fault) for one in said)
     result, together = next((one for one in verdicts if one in ("right", "false")), ""), None
     if not result and wrong:
-        together = _together(wrong)
-        result = together.verdict(fault) if together.fingerprint else "open" if "open" in verdicts else "none"
+        found = (_together(engine, outcome) for outcome in wrong if outcome.symptom == WRONG_TOKEN)
+        together = next((one for one in found if one.fingerprint), None)
+        result = together.verdict(fault) if together else "open" if "open" in verdicts else "none"
     seconds = round(time.perf_counter() - begun, 1)
     return FaultScore(fault.id, number, len(wrong), said, verdicts, together, result or "missed", seconds)
 
 
-def _together(wrong: list[EngineOutcome]) -> Said:
-    """What is said of cases of one checkpoint as a group."""
-    alike = [one for one in wrong if one.symptom == WRONG_TOKEN and one.case.checkpoint == wrong[0].case.checkpoint]
-    found = common(alike) if alike else None
+def _together(engine: Engine, outcome: EngineOutcome) -> Said:
+    """What an audit says of a case by others like it, which it decodes where one case alone says too little."""
+    others = [decoded(engine, alike(outcome.case, number)) for number in range(ALIKE)]
+    found = common([outcome, *(one for one in others if one.symptom == WRONG_TOKEN)])
     return Said() if found is None else Said(f"{found.component}/{found.kind}", found.open)
 
 
