@@ -140,6 +140,14 @@ def test_the_truth_ends_rows_at_stops_and_a_row_behind_one_is_wrong() -> None:
         assert (row.end, row.first) == (end, first)
 
 
+def test_prompts_that_begin_alike_do_so_in_cases_alike() -> None:
+    rows = tuple(EngineRow((*range(9), last), RowOptions(4)) for last in (40, 50))
+    for number in range(4):
+        one, other = (row.prompt for row in alike(EngineCase(rows, 3, "dictated"), number).rows)
+        assert one[:9] == other[:9] != tuple(range(9))
+        assert one[9] != other[9]
+
+
 def test_cases_alike_have_stops_that_end_rows() -> None:
     other = alike(case_with(tuple(NEW[2:4])), 0)
     assert len(truth("full").row(other.rows[0])) == 4

@@ -235,14 +235,18 @@ _LONGER, _OTHER_K = 12, 4
 
 
 def alike(case: EngineCase, number: int, requires: tuple[str, ...] = ()) -> EngineCase:
-    """Other prompts and the same options; every second case has longer rows, which end elsewhere, and another K."""
+    """Other prompts and the same options; every second case has longer rows, which end elsewhere, and another K.
+
+    Each id becomes another one, so that prompts which begin alike still do.
+    """
     rng = random.Random(f"eqcheck alike {number}")
+    ids = rng.sample(range(VOCAB_SIZE), VOCAB_SIZE)
     rows = []
     for row in case.rows:
         size, options = len(row.prompt) + (rng.randint(0, _LONGER) if number % 2 else 0), row.options
         if options.min_new_tokens and number % 4 == 2:
             size = min(size, 2)  # behind a long prompt a minimum that counts it looks ignored
-        prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(size))
+        prompt = tuple([*(ids[token] for token in row.prompt), *rng.choices(ids, k=_LONGER)][:size])
         other = replace(row, prompt=prompt)
         if number % 2:
             other = row_with(other, max_new_tokens=options.max_new_tokens + _LONGER)
