@@ -112,13 +112,15 @@ def abduce_alike(evidences: Sequence[Evidence]) -> Abduced | None:
     some of the others, as far as that is no chance.
     """
     first, *others = evidences
-    found, count = everywhere(first)
+    findings, count = everywhere(first)
     # In the others only what explains the first is looked at.
-    seen = [one.hypothesis for one in found if one.complete and one.explained]
-    contexts = [one for one in seen if isinstance(one, EditedContext)]
-    more = (tried(one, contexts, one.first) if one.first is not None else [] for one in others)
-    pairs = zip(others, more, strict=True)
-    return _pooled([(first, found, count), *((one, [*of_outputs(one), *here], count) for one, here in pairs)])
+    kept = [finding.hypothesis for finding in findings if finding.complete and finding.explained]
+    contexts = [hypothesis for hypothesis in kept if isinstance(hypothesis, EditedContext)]
+    tries = [(first, findings, count)]
+    for other in others:
+        seen = tried(other, contexts, other.first) if other.first is not None else []
+        tries.append((other, [*of_outputs(other), *seen], count))
+    return _pooled(tries)
 
 
 def _pooled(tries: Sequence[tuple[Evidence, list[Explained], int]]) -> Abduced | None:
