@@ -19,12 +19,8 @@ def stale(draft: Function, text: list[int], start: int, k: int, limit: int, sinc
     branch: Branch = {}
     at, fed, feed = start, text[: start - 1], text[start - 1 : start]
     while at < len(text):
-        drafts: list[int] = []
-        for _ in range(k):
-            fed += feed
-            feed = [draft.next(fed)]
-            drafts += feed
-        branch[at] = drafts
+        drafts = branch[at] = draft.emitted([*fed, *feed][-draft.field :], k) if k else []
+        fed = [*fed, *feed, *drafts[:-1]]
         accepted = agreeing(drafts[: start + limit - at], text[at:])
         if len(fed) <= since:
             fed = fed[: at + accepted]

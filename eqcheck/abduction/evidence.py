@@ -272,12 +272,18 @@ class Evidence:
 
     @cached_property
     def schedules(self) -> dict[str, list[Round]]:
+        """Those of a right draft; in ``stale:32`` rejected tokens stay in a draft's cache of so many or more."""
+        fulls = (1, *self.rings) if isinstance(self.draft, Function) else ()
+        stale_ones = {f"stale:{full}": self._rounds(self._stale_drafts(full - 1), beyond=1) for full in fulls}
+        return self.right_schedules | stale_ones
+
+    @cached_property
+    def right_schedules(self) -> dict[str, list[Round]]:
         """The rounds, where every row commits what it accepts (``own``), or all what the batch's least accepts.
 
         In ``prefilled`` rows commit their own, too, and the first token comes from the prefill, without drafts. Outputs
         do not tell which of these an engine does, and an edit of the cache shows only at the edges of rounds. ``in
-        turn`` a row begins when the one before has ended; in ``pairs`` two rows go on at a time. In ``stale`` the draft
-        has an own cache in which rejected tokens stay; in ``stale:32``, once there are so many tokens.
+        turn`` a row begins when the one before has ended; in ``pairs`` two rows go on at a time.
         """
         own = self._rounds(self.drafts)
         turns = [[turn for turns in own for turn in turns if turn.row == row] for row in range(len(self.texts))]
@@ -287,7 +293,6 @@ class Evidence:
             "prefilled": self._rounds(self.drafts, prefilled=True),
             "pairs": list(in_pairs(turns)),
             "in turn": [(turn,) for row in turns for turn in row],
-            **{f"stale:{full}": self._rounds(self._stale_drafts(full - 1), beyond=1) for full in (1, *self.rings)},
         }
 
     @property
@@ -297,8 +302,6 @@ class Evidence:
         return (width, width + 1) if width else ()
 
     def _stale_drafts(self, since: int) -> Branches:
-        if not isinstance(self.draft, Function):
-            return self.drafts
         k, rows = self.case.num_draft_tokens, zip(self.prompts, self.texts, self.case.rows, strict=True)
         return [
             stale(self.draft, text, len(prompt), k, row.options.max_new_tokens, since) for prompt, text, row in rows
@@ -312,13 +315,13 @@ class Evidence:
         """
         k = self.case.num_draft_tokens
         if self.case.drafting == "dictated":
-            return self.schedules
+            return self.right_schedules
         if self.case.drafting == "ngram":
             drafts = self._each(lambda row, at: [*self.drafts[row][at], *[_PADDED] * k][:k])
         else:
             drafts = self._drafted(with_options=True)
         more = {"asked": self._rounds(drafts), "asked and prefilled": self._rounds(drafts, prefilled=True)}
-        return self.schedules | more
+        return self.right_schedules | more
 
     def _rounds(
         self, drafted: Branches, *, least: bool = False, prefilled: bool = False, beyond: int = 0
