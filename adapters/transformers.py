@@ -294,7 +294,8 @@ class Served:
         row, prompt = request.rows[number], torch.tensor([request.prompts[number]])
         early = {"assistant_early_exit": 1} if request.switch == "assistant_early_exit" else {}
         answers, margins = list[Any](), list[float]()
-        for drafting in ({}, early or _drafting(draft, request)):
+        drafts = {} if request.drafting == "none" else early or _drafting(draft, request)
+        for drafting in ({}, drafts):
             own = {} if early else _SWITCHES[str(request.switch)](target, prompt)
             given: dict[str, Any] = {"inputs": prompt, "attention_mask": torch.ones_like(prompt), "do_sample": False}
             given |= {"output_scores": not answers, **own}
@@ -312,9 +313,8 @@ class Served:
                     raise
                 raise eqcheck.Unsupported(f"{request.switch}, without drafts: {error}") from error
             answers.append((output.sequences[0, given["inputs"].shape[1] :].tolist(), _beside(output, own)))
-            margins = (
-                margins if drafting else [(s.topk(2).values @ torch.tensor([1.0, -1.0])).item() for s in output.scores]
-            )
+            if len(answers) == 1:  # the scores were asked for
+                margins = [(s.topk(2).values @ torch.tensor([1.0, -1.0])).item() for s in output.scores]
         (alone, own_beside), (tokens, beside) = answers
         return eqcheck.Completion(tokens, beside=beside, alone={"tokens": alone, "margins": margins, **own_beside})
 

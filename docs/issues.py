@@ -77,8 +77,7 @@ def _issue(own: Found, note: dict[str, Any]) -> str:
     blocks = [
         f"# {_title(own, note)}",
         note.get("about", "") or f"{inline(reason(violation.evidence) or violation.cause.meaning)}",
-        f"## Environment\n\n- {engine}; its packages: `environments/{_pins(report)}`\n- Linux, on a CPU\n- judged by "
-        f"{judge}",
+        f"## Environment\n\n- {engine}; its packages: `{_pins(report)}`\n- Linux, on a CPU\n- judged by {judge}",
         "## Script\n\n" + _script([one for _, each in own for one in each.conditions], note),
         "## Expected and observed\n\n```\n" + violation.explanation + "\n```",
         "## Shows with\n\n" + "\n".join(_shows(*pair) for pair in own),
@@ -112,7 +111,8 @@ def _page(blocks: list[str], note: dict[str, Any]) -> str:
 
 def _pins(report: Report) -> str:
     """The file of the engine's packages; a report in another dtype has the same."""
-    return next(path.name for path in sorted(PINS.glob("*.txt")) if report.decoder.name.startswith(path.stem))
+    own = (path.name for path in sorted(PINS.glob("*.txt")) if report.decoder.name.startswith(path.stem))
+    return next((f"environments/{name}" for name in own), "constraints.txt")
 
 
 def _shows(report: Report, violation: ReportedViolation) -> str:

@@ -16,6 +16,7 @@ import eqcheck
 from benchmarks.pair.on_pair import on_pair
 from eqcheck import cli
 from eqcheck.campaign.loop import audit
+from eqcheck.campaign.pace import DECLINED
 from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
 from eqcheck.contract import registry
@@ -148,6 +149,15 @@ def test_an_audit_passes_over_what_is_declined(tmp_path: Path) -> None:
 
 def vacuous(result: Audit) -> list[str]:
     return [warning for warning in result.warnings if warning.startswith("VACUOUS: ") and "declined" in warning]
+
+
+def test_a_decoder_that_declines_all_is_not_asked_for_ever() -> None:
+    def never(target: Any, draft: Any, request: Request) -> Rows:
+        raise eqcheck.Unsupported("this device computes in float32")
+
+    result = audit(made(never), Options(cases=None, budget=60.0))
+    assert (len(result.outcomes), result.verdict) == (DECLINED, "inconclusive")
+    assert any("this device computes in float32" in warning for warning in vacuous(result))
 
 
 def test_too_many_declined_is_vacuous() -> None:

@@ -21,7 +21,8 @@ from eqcheck.checkpoints.judge import RowJudgement
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.checkpoint.lane import CheckpointLane
+from eqcheck.lanes.checkpoint.investigate import Investigation
+from eqcheck.lanes.checkpoint.lane import UNSTEADY, CheckpointLane
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome
 from eqcheck.result.findings import Finding, Options
 from eqcheck.workers.worker import ProcessWorker
@@ -61,13 +62,48 @@ def test_time_that_nothing_had_to_be_settled_in_is_drawn_in(tmp_path: Path, monk
     assert len({outcome.case.id for outcome in found.outcomes}) == len(found.outcomes)
 
 
-def test_an_engine_that_does_not_repeat_is_inconclusive(tmp_path: Path) -> None:
+def moody(folder: Path, also: str = "") -> Path:
+    """An engine that is wrong in another way in each process."""
     body = "return [[(os.getpid() + prompt[0]) % 256 for _ in range(row.max_new_tokens)]"
     body += " for prompt, row in zip(request.prompts, request.rows)]"
-    (tmp_path / "moody.py").write_text(ENGINE.partition("        token =")[0] + f"        {body}\n")
-    found = audit(registry.load(str(tmp_path / "moody.py")), Options(cases=3, python=sys.executable))
+    (folder / "moody.py").write_text(ENGINE.partition("        token =")[0] + f"{also}        {body}\n")
+    return folder / "moody.py"
+
+
+def test_an_engine_that_fails_once_is_inconclusive(tmp_path: Path) -> None:
+    """Its first process is wrong, and later ones decline."""
+    also = f"        first = __import__('pathlib').Path({str(tmp_path / 'first')!r})\n"
+    also += "        first.exists() or first.write_text(str(os.getpid()))\n"
+    also += "        if first.read_text() != str(os.getpid()):\n            raise eqcheck.Unsupported\n"
+    found = audit(registry.load(str(moody(tmp_path, also))), Options(cases=3, python=sys.executable))
     assert (found.verdict, found.violations) == ("inconclusive", [])
     assert sum(finding.count for finding in found.doubtful) == 3
+
+
+def test_an_engine_that_fails_each_time_in_another_way_is_in_violation(tmp_path: Path) -> None:
+    found = audit(registry.load(str(moody(tmp_path))), Options(cases=3, python=sys.executable))
+    assert found.verdict == "violation"
+    assert not found.doubtful
+    assert {finding.explanation.detail for finding in found.violations} == {UNSTEADY}
+    assert sum(finding.count for finding in found.violations) == 3
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [(None, "wrong too"), (Explanation("crash", "exception", detail="KeyError"), "")],
+    ids=["the same fault", "another fault"],
+)
+def test_the_fault_is_not_the_speculations_if_it_is_the_same_without(
+    failure: Explanation | None, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "engine.py").write_text(ENGINE)
+    case = EngineCase((EngineRow((8, 8), RowOptions(1)),))
+    wrong = EngineOutcome(case, "violation", outputs=((8,),), rows=(RowJudgement(0, (8,), 0, 7),))
+    plain = wrong if failure is None else EngineOutcome(case, "violation", explanation=failure)
+    engine = registry.load(str(tmp_path / "engine.py"))
+    looking = Investigation(engine, lambda case: plain if case.drafting == "none" else wrong, lambda outcome: True)
+    found = looking.finding(wrong, None, lambda: 60.0)
+    assert (found.plain, found.explanation.kind) == (said, "unattributed")
 
 
 def test_an_engine_may_decline_and_require(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_token_outside_a_cut_is_impossible() -> None:
 def finding() -> Finding:
     case = SampledEngineCase((EngineRow((7,), RowOptions(6, temperature=1.0)),), crosses_after=60)
     explanation = Explanation("sampling", "stray-law", detail="no part of a round leads clearly")
-    return Finding(Outcome(case, "violation", explanation=explanation), explanation, plain="right")
+    return Finding(Outcome(case, "violation", explanation=explanation, outputs=((8,),)), explanation, plain="right")
 
 
 @pytest.mark.parametrize(("factor", "shown"), [("(2 if request.drafting != 'none' else 1)", True), ("1", False)])

@@ -16,7 +16,7 @@ from typing import Any
 
 from eqcheck.attribution.state import leaked
 from eqcheck.campaign import events, joining
-from eqcheck.campaign.pace import Pace
+from eqcheck.campaign.pace import Pace, pointless
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.requirements import unmet
 from eqcheck.explanation.notice import VACUOUS, Notice
@@ -190,6 +190,7 @@ class Campaign:
                 self.gather(outcome)
             self.tell(events.CaseDone, len(self.result.outcomes), self.total, self.failing, False, self.result.lane)
             self.over |= outcome.symptom == HANG and self._gives_up(outcome)
+            self.over |= pointless(self.result.outcomes)
             if self.over:
                 break
         self.result.version = running.version or self.result.version

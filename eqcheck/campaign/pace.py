@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from eqcheck.lanes.lane import Lane
+from eqcheck.result.outcome import Outcome
 
 LOOKING = 0.9  # of a time budget; then scripts are finished
 DRAWING, DRAWING_AT_MOST = 0.25, 0.5  # of the rest of that in each round; the latter for the cases of a verdict
@@ -12,6 +14,12 @@ VERDICT = 1000  # cases
 COUNTING = 0.25  # of the time of a lane at most
 LEAST_ROUND = 0.08  # of the budget
 _LAST_RESORT_S = 3600.0
+DECLINED = 200  # so many cases of a decoder that takes none
+
+
+def pointless(outcomes: Sequence[Outcome]) -> bool:
+    """Whether to draw no more cases, because the decoder declined all of the first ones."""
+    return len(outcomes) == DECLINED and all(outcome.declined for outcome in outcomes)
 
 
 class Pace:

@@ -63,7 +63,7 @@ class Investigation:
             explain(smallest, cause.found) if cause.tried else explain(smallest, None, UNTRIED),
             seen=(outcome.symptom,),
             needs=needs(smallest.case),
-            plain=self._plain(smallest.case),
+            plain=self._plain(smallest),
             stored=smallest is outcome and not outcome.drawn,
             minimised=minimised,
         )
@@ -96,12 +96,17 @@ class Investigation:
             known, beyond = (middle, beyond) if self.repeats(smaller[middle]) else (known, middle)
         return smaller[known], False
 
-    def _plain(self, case: EngineCase) -> str:
-        """The engine's answer without speculation, in words; a decoder that is no engine cannot do without."""
+    def _plain(self, outcome: Outcome) -> str:
+        """The engine's answer without speculation, in words; a decoder that is no engine cannot do without.
+
+        An answer that is wrong in another way may be another fault: nothing is said then.
+        """
         if not self.decoder.checkpoints:
             return ""
-        status = self.decode(replace(case, drafting="none")).status
-        return {"violation": "wrong too", "skipped": ""}.get(status, "right")
+        plain = self.decode(replace(outcome.case, drafting="none"))
+        if plain.failed:
+            return "wrong too" if plain.symptom == outcome.symptom else ""
+        return "" if plain.declined else "right"
 
     def _alike(self, case: EngineCase, most: int) -> tuple[list[Outcome], bool]:
         """The outcomes of the same case with other prompts, and whether there was time for half of them."""

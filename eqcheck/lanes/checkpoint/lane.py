@@ -27,7 +27,7 @@ from eqcheck.lanes.checkpoint.investigate import ENDS, Investigation
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
 from eqcheck.lanes.checkpoint.reduction import needs, without
 from eqcheck.lanes.checkpoint.script import checked_script, scripted, shared
-from eqcheck.lanes.lane import LESS, Lane
+from eqcheck.lanes.lane import LESS, REPEATS, Lane
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import HANG, UNTRIED, Outcome
 from eqcheck.workers.interpreter import InterpreterWorker, environment
@@ -35,6 +35,7 @@ from eqcheck.workers.interpreter import Judge as Judged
 from eqcheck.workers.worker import Workers
 
 _PATIENCE = 4  # so many limits, for a case that did not end within one
+UNSTEADY = "the case fails each time that it is decoded alone, but not with the same answer, so no cause was looked for"
 _TELLING = 3  # cases of a group that abduction is asked about first
 _ONLY = "only-dictated-drafts"
 _ROW_OPTIONS = (
@@ -176,10 +177,21 @@ class CheckpointLane(Lane):
     def explain(self, outcome: Outcome, group: list[Outcome], left: Callable[[], float]) -> list[Finding] | None:
         outcome = self.bare.get(outcome.case.id, outcome)
         if not self.repeats(outcome):
-            return None
+            return [self.unsettled(outcome, UNSTEADY)] if self._always_wrong(outcome) else None
         finding = self.investigation.finding(outcome, self.told.pop(outcome.case.id, None), left)
         self._script(finding)
         return [finding]
+
+    def _always_wrong(self, outcome: Outcome) -> bool:
+        """Whether each new process gives wrong tokens, though not the same ones; a built checkpoint has no ties."""
+        if outcome.outputs is None or not checkpoint(outcome.case.checkpoint).built:
+            return False
+        for _ in range(REPEATS):
+            self.running.workers[0].kill()
+            again = self._decode(outcome.case)
+            if not again.failed or again.outputs is None:
+                return False
+        return True
 
     def _script(self, finding: Finding) -> Future[str | None]:
         """The script of a finding, checked while the audit goes on."""

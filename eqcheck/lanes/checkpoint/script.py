@@ -97,6 +97,7 @@ def scripted(decoder: Decoder, finding: Finding) -> bool:
     """Whether there may be a script: the adapter has what it takes, and it would end."""
     failure = finding.outcome.explanation
     told = failure is not None and finding.outcome.outputs is not None  # beside tokens that are right
+    told = told and not isinstance(finding.case, SampledEngineCase)  # a law is wrong by its tokens
     return bool(hook(decoder.function, "script")) and finding.outcome.symptom != "crash/hang" and not told
 
 
