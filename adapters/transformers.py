@@ -255,9 +255,12 @@ class Served:
 
     def __call__(self, target: str, draft: str, request: eqcheck.Request) -> list[Any]:
         loaded, drafting = self.load(target, draft, request)
-        if request.switch:
-            return [self._switched(loaded, drafting, request, number) for number in range(len(request.prompts))]
-        return [self._row(loaded, drafting, request, number) for number in range(len(request.prompts))]
+        answer = self._switched if request.switch else self._row
+        try:
+            return [answer(loaded, drafting, request, number) for number in range(len(request.prompts))]
+        except Exception:  # an early exit that raises leaves the model with fewer layers
+            self.models.clear()
+            raise
 
     @torch.no_grad()
     def _row(self, target: Any, draft: Any, request: eqcheck.Request, number: int) -> list[int]:

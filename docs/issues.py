@@ -51,7 +51,7 @@ def issues(reports: Sequence[Report], notes: Sequence[dict[str, Any]]) -> dict[s
         name = f"{origin.rpartition('/')[2]}-{fingerprint.replace('/', '-').replace(':', '-')}.md"
         pages[name] = _issue(own, note)
         rows.append(f"- [{_title(own, note)}]({name})")
-    for note in (note for note in notes if "script" in note):
+    for note in (note for note in notes if "fingerprint" not in note):
         name = f"{Path(note['script']).stem.replace('_', '-')}.md"
         engine = note["origin"].rpartition("/")[2]
         title = f"{engine} {note['version']}: {note['title']} ({note['severity']})"
@@ -87,12 +87,17 @@ def _issue(own: Found, note: dict[str, Any]) -> str:
 
 def _by_hand(engine: str, note: dict[str, Any]) -> str:
     """The environment and the script of a fault that was found by hand."""
-    text = (ROOT / note["script"]).read_text(encoding="utf-8").strip()
     return (
         f"## Environment\n\n- {engine} {note['version']}, with the versions of `constraints.txt`\n- Linux, on a CPU\n\n"
-        f"## Script\n\n`{note['script']}`; it needs {engine} alone. Exit code 1 says that it was shown. "
-        f"{note.get('ran', '')}\n\n```python\n{text}\n```\n\n## Observed\n\n```\n{note['observed'].strip()}\n```"
+        f"## Script\n\n{_own_script(note, engine)}\n\n## Observed\n\n```\n{note['observed'].strip()}\n```"
     )
+
+
+def _own_script(note: dict[str, Any], engine: str) -> str:
+    """A script that was written by hand, whole."""
+    text = (ROOT / note["script"]).read_text(encoding="utf-8").strip()
+    said = f"`{note['script']}`; it needs {engine} alone. Exit code 1 says that it was shown. {note.get('ran', '')}"
+    return f"{said.rstrip()}\n\n```python\n{text}\n```"
 
 
 def _page(blocks: list[str], note: dict[str, Any]) -> str:
@@ -128,6 +133,9 @@ def _shows(report: Report, violation: ReportedViolation) -> str:
 def _script(conditions: Sequence[Condition], note: dict[str, Any]) -> str:
     """The shortest script, whole where it is short, and the paths of the others."""
     paths = sorted({Path(one.script) for one in conditions if one.script}, key=lambda path: (_lines(path), path))
+    if not paths and "script" in note:
+        shown = f"\n\nIt prints:\n\n```\n{note['observed'].strip()}\n```"
+        return _own_script(note, "the engine") + shown
     if not paths:
         return f"There is none: the case was not made smaller. `{inline(conditions[0].reproduce)}` decodes it again."
     first, *others = paths

@@ -1,6 +1,6 @@
 """The page `scoreboard.md`, made from the committed reports: engine by dtype, kind of checkpoint and drafter.
 
-python docs/scoreboard.py        writes docs/scoreboard.md, and the table of results in README.md
+python docs/scoreboard.py        after docs/issues.py: writes docs/scoreboard.md, and the table of results in README.md
 """
 
 from __future__ import annotations
@@ -37,8 +37,16 @@ def page(reports: Sequence[Report], version: str = __version__) -> str:
         engines.setdefault(report.decoder.origin, []).append(report)
     blocks = [HEAD, _overview(reports, version)]
     for origin, own in engines.items():
-        blocks += [f"## {origin.rpartition('/')[2]}\n\n<{origin}>\n", _cells(own)]
-    return "\n".join(blocks)
+        engine = origin.rpartition("/")[2]
+        blocks += [f"## {engine}\n\n<{origin}>\n", _cells(own), _issues(engine)]
+    return "\n".join(filter(None, blocks))
+
+
+def _issues(engine: str) -> str:
+    """The pages of an engine's causes, which have the scripts; `python docs/issues.py` makes them first."""
+    pages = sorted((ROOT / "reports" / "issues").glob(f"{engine}-*.md"))
+    titles = [page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for page in pages]
+    return "".join(f"- {title}: `reports/issues/{page.name}`\n" for page, title in zip(pages, titles, strict=True))
 
 
 def _overview(reports: Sequence[Report], version: str) -> str:
@@ -110,7 +118,7 @@ def _cell(report: Report, one: Served) -> str:
 def _where(case: dict[str, object]) -> tuple[str, str]:
     """The kind of checkpoint and the drafter of a stored case; a case leaves out its defaults."""
     kind = str(case.get("checkpoint") or "").rpartition("-")[0]
-    return kind or "random", str(case.get("drafting") or "model")
+    return kind if kind in LAYOUTS else "random", str(case.get("drafting") or "model")
 
 
 def _table(rows: list[list[str]], headers: list[str]) -> str:

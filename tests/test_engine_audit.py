@@ -18,6 +18,7 @@ from eqcheck.campaign.loop import Campaign, audit
 from eqcheck.campaign.pace import Pace
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.judge import RowJudgement
+from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.explanation.records import Explanation
@@ -135,6 +136,19 @@ def test_what_broke_an_engine_is_kept_and_decoded_first_by_its_next_audit(tmp_pa
     second = audit(decoder, options)
     assert [outcome.case for outcome in second.replayed] == [first.violations[0].case]
     assert (second.violations[0].count, second.violations[0].stored) == (2, True)
+
+
+def test_time_that_another_lane_left_is_used_for_cases_that_wait(tmp_path: Path) -> None:
+    (tmp_path / "engine.py").write_text(ENGINE)
+    case = EngineCase((EngineRow((8, 8), RowOptions(1)),), checkpoint=checkpoint("full").name)
+    engine = registry.load(str(tmp_path / "engine.py"))
+    campaign = Campaign(CheckpointLane(engine, Options(budget=60.0, python=sys.executable)), lambda event: None)
+    with campaign.lane.drawing():
+        campaign.gather(campaign.lane.running.try_case(case))
+    campaign.seek_more(time.monotonic() + 1.0)
+    assert (len(campaign.pending), campaign.result.findings) == (1, [])
+    campaign.seek_more(time.monotonic() + 60.0)
+    assert (campaign.pending, len(campaign.result.findings)) == ({}, 1)
 
 
 def test_findings_of_one_look_and_need_are_one_and_the_explained_one_stands(tmp_path: Path) -> None:

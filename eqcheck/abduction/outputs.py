@@ -84,7 +84,7 @@ def wrong_end(evidence: Evidence) -> tuple[Hypothesis, int, int] | None:
             options = evidence.case.rows[row].options
             edit = "stop-passed" if options.ended(right) else "limit-passed"
             edit = "eos-passed" if right[-1] in options.eos_token_ids else edit
-            edit = "pads-after-end" if set(surplus) == {PAD} else edit
+            edit = "pads-after-end" if set(surplus) == {PAD} and PAD not in options.eos_token_ids else edit
             ends.append((returned(edit, len(surplus)), row, end))
     if not ends:
         return None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
@@ -16,7 +14,7 @@ from typing import Any
 
 from eqcheck.attribution.state import leaked
 from eqcheck.campaign import events, joining
-from eqcheck.campaign.pace import Pace, pointless
+from eqcheck.campaign.pace import Pace, interruptible, pointless
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.requirements import unmet
 from eqcheck.explanation.notice import VACUOUS, Notice
@@ -48,6 +46,7 @@ def audit(decoder: Decoder, options: Options, listen: events.Listener = lambda e
 
 def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda event: None) -> list[Audit]:
     """The result of each lane of a decoder's audit, without the conclusions from its counts."""
+    begun = time.monotonic()
     first, *others = (Campaign(lane, listen) for lane in lanes_of(decoder, options))
     listen(
         events.Started(
@@ -58,14 +57,20 @@ def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda 
             any(other.lane.sampled for other in others),
         )
     )
-    results = [first.collect()]
+    results = [first.result]
+    first.seek()
+    skipped = False
     for other in others:
-        if results[0].interrupted or _failed_fast(results[0]):
+        if first.result.interrupted or _failed_fast(first.result):
             break
-        if (other.result.lane, results[0].lane) == ("checkpoint", "transparent") and results[0].violations:
-            results[0].warnings.append(_NOT_ASKED)
+        if (other.result.lane, first.result.lane) == ("checkpoint", "transparent") and first.result.violations:
+            skipped = True
             continue
         results.append(other.collect())
+    if others and options.budget:  # what they left of their time
+        first.seek_more(begun + options.budget)
+    first.finish()
+    first.result.warnings += [_NOT_ASKED] if skipped else []
     return results
 
 
@@ -112,26 +117,46 @@ class Campaign:
         concluded([self.collect()])
 
     def collect(self) -> Audit:
+        """The result of this lane, without the conclusions from its counts."""
+        self.seek()
+        return self.finish()
+
+    def seek(self) -> None:
         """Replay, then draw and settle by turns; whatever happens, nothing that was seen is lost."""
-        result = self.result
-        try:
-            with _interruptible() as self.check, self.lane.drawing():
-                self.replay()
-                while self.draw():
-                    self.settle()
+        with self._kept():
+            self.replay()
+            while self.draw():
                 self.settle()
-                if self.pending and not result.findings:  # better one without a cause than none
-                    self._look([next(iter(self.pending.values()))], 1, eager=False)
+            self.settle()
+            if self.pending and not self.result.findings:  # better one without a cause than none
+                self._look([next(iter(self.pending.values()))], 1, eager=False)
+
+    def seek_more(self, end: float) -> None:
+        """Look into failing cases that wait, until then: a time on the monotonic clock."""
+        if self.pending and not self.result.interrupted and self.pace.resumes(end):
+            with self._kept():
+                self.settle()
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """The decoder set up; an interruption ends that, and what was seen is kept."""
+        try:
+            with interruptible() as self.check, self.lane.drawing():
+                yield
         except KeyboardInterrupt:
-            result.interrupted = True
+            self.result.interrupted = True
             more = "; the cases below are not all minimised" if self.pending else ""
             self._keep_the_rest()
-            result.warnings.append(f"interrupted{more}")
+            self.result.warnings.append(f"interrupted{more}")
+
+    def finish(self) -> Audit:
+        """Sum up what was seen."""
+        result = self.result
         result.unsettled = sum(outcome.drawn for outcome in self.pending.values())
         result.warnings[:0] = [*([result.decoder.note] if result.decoder.note else []), *self.notes]
         result.warnings += dict.fromkeys(self.corpus.warnings) if self.corpus else ()
         self.lane.conclude()
-        self.result.findings = [replace(one, others=joining.others(self.result, one)) for one in self.result.findings]
+        result.findings = [replace(one, others=joining.others(result, one)) for one in result.findings]
         return result
 
     def _keep_the_rest(self) -> None:
@@ -322,29 +347,3 @@ class Campaign:
                 return
         findings.append(finding)
         self.tell(events.Settled, finding)
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], None]]:
-    """Yield a check that raises ``KeyboardInterrupt`` after a first Ctrl-C; a second one raises at once.
-
-    Raised anywhere, it can fall into a garbage collection callback, where Python drops it.
-    """
-    pending: list[int] = []
-
-    def check() -> None:
-        if pending:
-            raise KeyboardInterrupt
-
-    def note(*_: object) -> None:
-        check()
-        pending.append(1)
-
-    if threading.current_thread() is not threading.main_thread():
-        yield check
-        return
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGINT, before)

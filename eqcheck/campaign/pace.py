@@ -1,9 +1,12 @@
-"""The time of an audit: when cases are drawn, and when failing cases are no longer looked into."""
+"""The time of an audit: when cases are drawn, when no more failing ones are looked into, and when the user ends it."""
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from eqcheck.lanes.lane import Lane
 from eqcheck.result.outcome import Outcome
@@ -58,6 +61,14 @@ class Pace:
         # With so many cases the same seed gives the same report, however slow it is here.
         return started + (lane.seconds if lane.options.cases is None else float("inf"))
 
+    def resumes(self, end: float) -> bool:
+        """Whether there is time to look into more until then; it is the end from now on, but for scripts."""
+        left = end - time.monotonic()
+        if not self.lane.conditional or left < (self.budget or 0.0) * LEAST_ROUND:
+            return False
+        self.end = time.monotonic() + left * LOOKING
+        return True
+
     def settling(self) -> None:
         """Begin to look into failing cases."""
         self.until = time.monotonic() + (self.budget or float("inf"))
@@ -79,3 +90,29 @@ class Pace:
         """
         now = time.monotonic()
         return self._looks_until(waiting) - now if self.lane.conditional else max(0.0, self.until - now) / groups
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], None]]:
+    """Yield a check that raises ``KeyboardInterrupt`` after a first Ctrl-C; a second one raises at once.
+
+    Raised anywhere, it can fall into a garbage collection callback, where Python drops it.
+    """
+    pending: list[int] = []
+
+    def check() -> None:
+        if pending:
+            raise KeyboardInterrupt
+
+    def note(*_: object) -> None:
+        check()
+        pending.append(1)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield check
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, before)
