@@ -1,4 +1,4 @@
-# A copy, made by eqcheck 0.2.0.
+# A copy, made by eqcheck 0.3.0.
 """The checkpoint that engines load, and how a script runs an engine on it, in one file that needs no eqcheck.
 
 eqcheck builds the checkpoint by this file, and `eqcheck.lanes.checkpoint.script` copies it as it is beside the scripts
@@ -147,7 +147,9 @@ def tokenizer() -> Any:
 def row(prompt: list[int], max_new_tokens: int, **options: Any) -> tuple[list[int], Any]:
     """A prompt and what is asked for it."""
     asked = SimpleNamespace(max_new_tokens=max_new_tokens, eos_token_ids=(), min_new_tokens=0, arrival=0)
-    asked.repetition_penalty, asked.presence_penalty = 1.0, 0.0
+    asked.stop_sequences, asked.logprobs, asked.cancel_after = (), False, None
+    asked.repetition_penalty, asked.presence_penalty, asked.frequency_penalty = 1.0, 0.0, 0.0
+    asked.logit_bias, asked.bad_words, asked.allowed_ids = (), (), ()
     asked.temperature, asked.top_k, asked.top_p, asked.min_p, asked.seed = 0.0, 0, 1.0, 0.0, None
     vars(asked).update(options)
     return prompt, asked

@@ -1,4 +1,4 @@
-"""How the engine is driven, for the scripts here; by eqcheck 0.2.0."""
+"""How the engine is driven, for the scripts here; by eqcheck 0.3.0."""
 
 import json
 import os
@@ -36,7 +36,6 @@ def settings_of(target: str, draft: str, request: "Request") -> dict[str, Any]:
     settings: dict[str, Any] = {
         "model": target,
         "dtype": request.dtype,
-        "skip_tokenizer_init": True,
         "enforce_eager": True,
         "max_model_len": 2048,  # of the checkpoints
         "max_num_seqs": rows,
@@ -109,18 +108,38 @@ def sampling(row: "RowOptions") -> Any:
     """The options of one row, as the engine takes them."""
     from vllm import SamplingParams
 
-    return SamplingParams(
+    asked = SamplingParams(
         temperature=row.temperature,
         top_k=row.top_k,
         top_p=row.top_p,
         seed=row.seed,
         max_tokens=row.max_new_tokens,
         min_tokens=row.min_new_tokens,
+        ignore_eos=True,  # the tokenizer's own
         stop_token_ids=list(row.eos_token_ids),
+        stop=["".join(f"[{token}]" for token in stop) for stop in row.stop_sequences],  # the tokenizer's texts
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
         repetition_penalty=row.repetition_penalty,
         presence_penalty=row.presence_penalty,
-        detokenize=False,
+        frequency_penalty=row.frequency_penalty,
+        allowed_token_ids=list(row.allowed_ids) or None,
+        detokenize=bool(row.stop_sequences),
+        logprobs=0 if row.logprobs else None,  # of the token alone
     )
+    if row.bad_words:  # as ids; the engine makes them of texts, if it has a tokenizer
+        asked._bad_words_token_ids = list(map(list, row.bad_words))
+    return asked
+
+
+def ended(row: "RowOptions", output: Any) -> dict[str, Any]:
+    """How a row ended, as the engine tells it."""
+    texts = {"".join(f"[{token}]" for token in stop): stop for stop in row.stop_sequences}
+    told = {"finish_reason": output.finish_reason, "stop": texts.get(output.stop_reason)}
+    if row.logprobs and output.logprobs is not None:
+        pairs = zip(output.token_ids, output.logprobs, strict=True)
+        told["logprobs"] = [float(place[token].logprob) for token, place in pairs]
+    return told
 
 
 def decode(llm: Any, request: "Request", observed: dict[str, Any] | None = None) -> list[list[int]]:
@@ -133,6 +152,7 @@ def decode(llm: Any, request: "Request", observed: dict[str, Any] | None = None)
     engine, observed = llm.llm_engine, {} if observed is None else observed
     waiting = sorted(range(len(request.prompts)), key=lambda row: request.rows[row].arrival)
     outputs: dict[int, list[int]] = {}
+    ends: dict[int, dict[str, Any]] = {}
     rounds: list[list[Any]] = [[] for _ in request.prompts]
     if request.drafting == "dictated":
         Dictated.drafts, Dictated.proposed = request.drafts, {}
@@ -147,7 +167,10 @@ def decode(llm: Any, request: "Request", observed: dict[str, Any] | None = None)
             before = len(outputs.get(row, ()))
             if request.drafting == "dictated" and before:
                 rounds[row].append([before, Dictated.proposed[row][before], len(tokens)])
-            outputs[row] = tokens
+            outputs[row], ends[row] = tokens, ended(request.rows[row], result.outputs[0])
+            enough = request.rows[row].cancel_after
+            if enough and len(tokens) >= enough and not result.finished:
+                engine.abort_request([result.request_id])
         step += 1
-    observed.update(steps=step, rounds=rounds)
+    observed.update(steps=step, rounds=rounds, ends=ends)
     return [outputs[row] for row in range(len(request.prompts))]

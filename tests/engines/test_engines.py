@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import time
@@ -12,12 +13,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from signal import SIGKILL
+from signal import SIGABRT, SIGKILL
 
 import pytest
 
 from eqcheck.campaign.loop import audit
 from eqcheck.checkpoints.models import checkpoint
+from eqcheck.cli import main
 from eqcheck.contract import registry
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
@@ -30,7 +32,21 @@ from eqcheck.workers.interpreter import environment
 ROOT = Path(__file__).parents[2]
 ENGINES = ("openvino_genai", "vllm", "mlx_vlm", "llama_cpp")
 SAMPLING = ("openvino_genai", "vllm")
-SCRIPTS = sorted(path for name in (*ENGINES, "vllm_dictated") for path in (ROOT / "reports" / name).glob("[!_]*.py"))
+SCRIPTS = sorted(path for report in (ROOT / "reports").glob("*/report.json") for path in report.parent.glob("[!_]*.py"))
+PAIR, GGUF = ("target", "draft"), ("target.gguf", "draft.gguf")
+EXPORT = """import runpy, sys, pathlib
+export = runpy.run_path(sys.argv[1])["export"]
+for name in ("target", "draft"):
+    export(pathlib.Path(name), pathlib.Path(f"{name}.gguf"))"""
+BY_HAND = [
+    ("vllm", "vllm_seed", ()),
+    ("vllm", "vllm_certain_law", ()),
+    *(("vllm", "vllm_lfm2", (word,)) for word in ("plain", "drafts", "cache")),
+    ("openvino_genai", "openvino_seed", PAIR),
+    ("mlx_lm", "mlx_lm_cache", PAIR),
+    ("llama_cpp", "llama_cpp_logprobs", GGUF),
+    ("llama_cpp", "llama_cpp_batch", GGUF),
+]
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -83,11 +99,34 @@ def test_sampling_with_a_draft_model_is_seen_to_leave_the_law(name: str) -> None
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_script_shows_what_it_claims(script: Path, tmp_path: Path) -> None:
-    python = ROOT / f".venv-{script.parent.name.removesuffix('_dictated')}" / "bin" / "python"
-    done = subprocess.run([python, script], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+def test_a_script_shows_what_it_claims(script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write = re.search(r"eqcheck (checkpoint write .*)", script.read_text())
+    if write:
+        assert main(write[1].split()) == 0
+    done = _run(registry.load(script.parent.name).environment, script, *(PAIR if write else ()))
     assert done.returncode == 1, done.stderr[-2000:]
     assert "WRONG" in done.stdout
+
+
+@pytest.mark.parametrize("time", range(3))
+@pytest.mark.parametrize(("engine", "name", "words"), BY_HAND, ids=lambda value: "-".join(value) or "none")
+def test_a_script_that_was_written_by_hand_shows_its_fault(
+    engine: str, name: str, words: tuple[str, ...], time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if words in (PAIR, GGUF):
+        assert main(["checkpoint", "write", "full", "target", "--draft", "draft"]) == 0
+    if words == GGUF:
+        python, adapter = ROOT / ".venv-llama_cpp" / "bin" / "python", ROOT / "adapters" / "llama_cpp.py"
+        subprocess.run([python, "-c", EXPORT, adapter], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = _run(engine, ROOT / "reports" / "by_hand" / f"{name}.py", *words)
+    assert done.returncode == (-SIGABRT if name == "llama_cpp_batch" else 1), done.stderr[-2000:]
+
+
+def _run(environment: str, script: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    python = ROOT / f".venv-{environment}" / "bin" / "python"
+    return subprocess.run([python, script, *words], capture_output=True, text=True, timeout=300)
 
 
 def test_a_real_pair_of_servers_is_audited_over_http(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ Entries = Iterator[tuple[str, str]]
 OWN = "golden.decoders"
 FEW = ("--seed", "1", "--no-corpus", "--out", "out")
 AUDITS: dict[str, dict[str, list[str]]] = json.loads((HERE / "audits.json").read_text())
-ENGINES = ("openvino_genai", "vllm", "llama_cpp", "mlx_vlm", "vllm_dictated")  # whose reports are stored here
+ENGINES = ("openvino_genai", "vllm", "llama_cpp", "mlx_vlm", "mlx_lm")  # whose reports are stored here
 
 
 class Terminal(io.StringIO):

