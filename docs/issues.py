@@ -2,8 +2,8 @@
 
 python docs/issues.py        writes reports/issues/
 
-A cause that several reports of one engine have is one issue with several conditions. A fault that was found by hand
-has a script, and no report. The text on the engine's source
+A cause that several reports of one engine have is one issue with several conditions; so are causes of one root, which a
+note names as `also`. A fault that was found by hand has a script, and no report. The text on the engine's source
 was written by a person who read it, and comes from the notes; all else comes from the reports.
 """
 
@@ -36,10 +36,12 @@ def issues(reports: Sequence[Report], notes: Sequence[dict[str, Any]]) -> dict[s
     """The pages by file name; causes that were not shown (`unattributed`) have none, the index counts their cases."""
     found: dict[tuple[str, str], Found] = {}
     left = 0
+    root = {(note["origin"], also): note["fingerprint"] for note in notes for also in note.get("also", ())}
     for report in reports:
         for violation in report.violations:
             if violation.caused:
-                found.setdefault((report.decoder.origin, violation.fingerprint), []).append((report, violation))
+                origin, cause = report.decoder.origin, violation.fingerprint
+                found.setdefault((origin, root.get((origin, cause), cause)), []).append((report, violation))
             else:
                 left += violation.count
     noted = {(note["origin"], note["fingerprint"]): note for note in notes if "fingerprint" in note}
@@ -80,7 +82,7 @@ def _issue(own: Found, note: dict[str, Any]) -> str:
         f"## Environment\n\n- {engine}; its packages: `{_pins(report)}`\n- Linux, on a CPU\n- judged by {judge}",
         "## Script\n\n" + _script([one for _, each in own for one in each.conditions], note),
         "## Expected and observed\n\n```\n" + violation.explanation + "\n```",
-        "## Shows with\n\n" + "\n".join(_shows(*pair) for pair in own),
+        "## Shows with\n\n" + "\n".join(_shows(*pair, violation.fingerprint) for pair in own),
     ]
     return _page(blocks, note)
 
@@ -120,13 +122,16 @@ def _pins(report: Report) -> str:
     return next((f"environments/{name}" for name in own), "constraints.txt")
 
 
-def _shows(report: Report, violation: ReportedViolation) -> str:
-    """Under which options, in how many of how many cases of a report."""
+def _shows(report: Report, violation: ReportedViolation, issue: str) -> str:
+    """Under which options, in how many of how many cases of a report; as another cause, where the root is the issue's."""
     lines = []
+    other = "" if violation.fingerprint == issue else f"; as `{inline(violation.fingerprint)}`"
     for one in violation.conditions:
         needs = ", ".join(one.needs) or ("the defaults" if one.minimised else "options that were not made fewer")
         alone = f"; without speculation: {one.without_speculation}" if one.without_speculation else ""
-        lines.append(f"- {needs}: {one.count} of {report.cases.run} cases of `reports/{report.decoder.name}`{alone}")
+        lines.append(
+            f"- {needs}: {one.count} of {report.cases.run} cases of `reports/{report.decoder.name}`{other}{alone}"
+        )
     return "\n".join(lines)
 
 

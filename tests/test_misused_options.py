@@ -13,7 +13,7 @@ from option_faults import Place, Together
 from test_abduction import PROMPTS, K, case_of, named
 
 from eqcheck.abduction import Evidence, abduce, abduce_options
-from eqcheck.abduction.misuse import TokenPlace
+from eqcheck.abduction.misuse import TokenPlace, misused
 from eqcheck.abduction.program import Turn
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.judge import truth
@@ -239,3 +239,25 @@ def test_a_penalty_times_the_tokens_of_a_long_round_may_be_one_that_no_case_has(
     place = TokenPlace(row, [1, 2], Turn(0, 1, (1,) * 32, 0, 2), 0, 0, 0, False, (), ())
     stronger = place.stronger(1).options
     assert (stronger.repetition_penalty, stronger.presence_penalty) == (2.0**33, 90.0 * 33)
+
+
+@torch.no_grad()
+def test_a_minimum_that_is_counted_wrongly_is_not_said_to_be_another_rows(models: tuple[Any, Any]) -> None:
+    """Whatever holds an EOS back too long looks like the greater minimum of the row beside."""
+
+    def too_long(row: EngineRow, output: list[int], drafts: list[int], offset: int, late: bool) -> Any:
+        return row_with(row, min_new_tokens=row.options.min_new_tokens + 6), [*output, *drafts[:offset]]
+
+    beside = EngineRow((9, 4), RowOptions(12, eos_token_ids=(201,), min_new_tokens=12))
+    cases = []
+    for row in case_of().rows:
+        emitted = ModelTruth(models[0]).row(row)
+        for place in (place for place in range(2, 9) if emitted[place] not in emitted[:place]):
+            asked = row_with(row, eos_token_ids=(emitted[place],), min_new_tokens=place)
+            cases.append(EngineCase((asked, beside), 1))
+    decoded = [(one, _decoded(models, one, too_long)) for one in cases]
+    wrong = [one for one in decoded if one[1] != [ModelTruth(models[0]).row(row) for row in one[0].rows]]
+    assert len(wrong) > 5
+    tried = {one.hypothesis.edit.id for case in wrong for one in misused(Evidence(*models, *case))}
+    assert "option-missing-at-times" in tried
+    assert "option-of-others" not in tried

@@ -91,12 +91,13 @@ def _loose(evidence: Evidence, name: str) -> Iterator[tuple[str, list[object]]]:
     """Values of an option that no rule says the places of: that of no option, and those of all rows.
 
     A penalty that counts too few tokens looks as if it were missing at some, so that of penalties this says nothing.
+    A minimum that is held against a wrong count looks like any greater one, that of another row among them.
     """
     if name in PENALTIES:
         return
     yield "option-missing-at-times", [SCORING[name]]
     values = list(dict.fromkeys(getattr(row.options, name) for row in evidence.case.rows))
-    if len(values) > 1:
+    if len(values) > 1 and name != "min_new_tokens":
         yield "option-of-others", [*values]
 
 

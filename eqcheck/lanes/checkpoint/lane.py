@@ -35,7 +35,7 @@ from eqcheck.workers.interpreter import Judge as Judged
 from eqcheck.workers.worker import Workers
 
 _PATIENCE = 4  # so many limits, for a case that did not end within one
-UNSTEADY = "the case fails each time that it is decoded alone, but not with the same answer, so no cause was looked for"
+UNSTEADY = "the case fails each time that it is decoded alone, but not with the same answer, and no cause was shown"
 _TELLING = 3  # cases of a group that abduction is asked about first
 _ONLY = "only-dictated-drafts"
 _ROW_OPTIONS = (
@@ -141,8 +141,12 @@ class CheckpointLane(Lane):
             if finding.standing == "violation" and outcome.symptom in finding.seen and set(finding.needs) <= set(named)
         ]
         for number in near:
-            others = tuple(name for name in named if name not in self.result.findings[number].needs)
-            if not others or self._decode(without(outcome.case, others)).symptom == outcome.symptom:
+            finding = self.result.findings[number]
+            others = tuple(name for name in named if name not in finding.needs)
+            if others and self._decode(without(outcome.case, others)).symptom != outcome.symptom:
+                continue
+            vague = finding.explanation.kind == "unattributed" and not finding.minimised
+            if not vague or abduced(outcome) is None:  # it may look like a larger case that nobody could explain
                 return number
         causes = self.investigation.causes
         known = {number: causes[id] for number in near if (id := self.result.findings[number].id) in causes}
@@ -177,10 +181,18 @@ class CheckpointLane(Lane):
     def explain(self, outcome: Outcome, group: list[Outcome], left: Callable[[], float]) -> list[Finding] | None:
         outcome = self.bare.get(outcome.case.id, outcome)
         if not self.repeats(outcome):
-            return [self.unsettled(outcome, UNSTEADY)] if self._always_wrong(outcome) else None
+            return [self._unsteady(outcome)] if self._always_wrong(outcome) else None
         finding = self.investigation.finding(outcome, self.told.pop(outcome.case.id, None), left)
         self._script(finding)
         return [finding]
+
+    def _unsteady(self, outcome: Outcome) -> Finding:
+        """The finding of a case that is wrong in more than one way: this answer may have a cause all the same."""
+        cause = self.told.pop(outcome.case.id, None) or abduced(outcome)
+        finding = replace(self.unsettled(outcome), explanation=explain(outcome, cause, UNSTEADY))
+        if cause is not None:
+            self.investigation.causes.setdefault(finding.id, cause)
+        return finding
 
     def _always_wrong(self, outcome: Outcome) -> bool:
         """Whether each new process gives wrong tokens, though not the same ones; a built checkpoint has no ties."""
