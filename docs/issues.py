@@ -50,7 +50,7 @@ def issues(reports: Sequence[Report], notes: Sequence[dict[str, Any]]) -> dict[s
     pages, rows = {}, []
     for (origin, fingerprint), own in found.items():
         note = noted.get((origin, fingerprint), {})
-        name = f"{origin.rpartition('/')[2]}-{fingerprint.replace('/', '-').replace(':', '-')}.md"
+        name = f"{origin.rpartition('/')[2]}-{re.sub('[/: ]', '-', fingerprint)}.md"
         pages[name] = _issue(own, note)
         rows.append(f"- [{_title(own, note)}]({name})")
     for note in (note for note in notes if "fingerprint" not in note):
@@ -98,7 +98,10 @@ def _by_hand(engine: str, note: dict[str, Any]) -> str:
 def _own_script(note: dict[str, Any], engine: str) -> str:
     """A script that was written by hand, whole."""
     text = (ROOT / note["script"]).read_text(encoding="utf-8").strip()
-    said = f"`{note['script']}`; it needs {engine} alone. Exit code 1 says that it was shown. {note.get('ran', '')}"
+    needs = f"{engine} alone"
+    if "eqcheck checkpoint write" in text:
+        needs = f"{engine}, and two folders that `eqcheck` writes as its first lines say"
+    said = f"`{note['script']}`; it needs {needs}. Exit code 1 says that it was shown. {note.get('ran', '')}"
     return f"{said.rstrip()}\n\n```python\n{text}\n```"
 
 
@@ -123,7 +126,7 @@ def _pins(report: Report) -> str:
 
 
 def _shows(report: Report, violation: ReportedViolation, issue: str) -> str:
-    """Under which options, in how many of how many cases of a report; as another cause, where the root is the issue's."""
+    """Under which options, in how many cases of a report, and as which cause if it is another of the same root."""
     lines = []
     other = "" if violation.fingerprint == issue else f"; as `{inline(violation.fingerprint)}`"
     for one in violation.conditions:

@@ -152,13 +152,16 @@ def test_what_was_never_exercised_and_what_is_vacuous_is_said_loudly() -> None:
 
 def test_a_violation_without_a_cause_is_counted_and_not_listed_as_a_cause() -> None:
     report = told("openvino_genai")
+    vague = [one for one in report.violations if not one.caused]
+    causes, count = len(report.violations) - len(vague), sum(one.count for one in vague)
+    report = replace(report, inconclusive=(replace(vague[0], count=13),))
     text, printed = to_html(report), summary([report], ["out"]).partition("openvino_genai: violation")[2]
     listed = text[text.index('<ol class="causes">') : text.index("</nav>")]
-    assert "Found: 4 causes and 1 case without a cause that could be shown." in text
+    assert f"Found: {causes} causes and {count} cases without a cause that could be shown." in text
     assert "unattributed" not in listed
-    assert "1 case without a cause:" in listed
+    assert f"{count} cases without a cause:" in listed
     assert "13 cases without a cause, inconclusive:" in listed
-    assert "  1 case without a cause\n  INCONCLUSIVE, 13 cases without a cause" in printed
+    assert f"  {count} cases without a cause\n  INCONCLUSIVE, 13 cases without a cause" in printed
     assert "unattributed" not in printed
     assert any(one.component == "unattributed" and one.reproduce for one in report.violations), "it stays a violation"
     anchors = set(re.findall(r'href="#(r0-\d+)"', listed))
@@ -168,7 +171,9 @@ def test_a_violation_without_a_cause_is_counted_and_not_listed_as_a_cause() -> N
 
 def test_the_evidence_is_drawn_against_its_thresholds() -> None:
     report = told("vllm")
-    assert "<polyline" not in to_html(report), "an older report has no course"
+    assert report.sampling is not None
+    old = replace(report, sampling=replace(report.sampling, course=()))
+    assert "<polyline" not in to_html(old), "an older report has no course"
     course = ((0, 0.0), (10, -0.4), (20, 8.5))
     evidence = LawEvidence(20, 3e8, 3e8, 1e6, "violation", (), {"std": 20}, course)
     text = to_html(replace(report, sampling=evidence))

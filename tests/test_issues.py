@@ -19,7 +19,7 @@ def test_the_pages_are_those_of_the_reports_and_notes() -> None:
 def test_a_cause_in_several_reports_is_one_issue_and_unattributed_cases_are_a_number() -> None:
     made = ISSUES.issues(BOARD.committed(), [])
     (page,) = (text for name, text in made.items() if name.startswith("vllm-options"))
-    assert all(f"cases of `reports/{name}`" in page for name in ("vllm", "vllm_dictated", "vllm_bfloat16"))
+    assert all(f"cases of `reports/{name}`" in page for name in ("vllm", "vllm_bfloat16"))
     assert not [name for name in made if "unattributed" in name]
     assert "failing cases of these reports have no cause" in made["README.md"]
 
@@ -32,7 +32,7 @@ def test_a_note_without_a_report_is_seen(wrong: dict[str, Any]) -> None:
 
 def test_what_was_read_is_marked_as_read_and_links_are_whole() -> None:
     for note in ISSUES.notes():
-        assert ("script" in note) != ("fingerprint" in note)
+        assert "script" in note or "fingerprint" in note
         assert all(thread.startswith("<https://github.com/") for thread in note.get("threads", []))
     for page in ISSUES.FOLDER.glob("*.md"):
         text = page.read_text(encoding="utf-8")

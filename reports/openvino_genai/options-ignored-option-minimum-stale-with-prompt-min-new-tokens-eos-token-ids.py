@@ -1,23 +1,24 @@
-"""openvino_genai: EOS too early, found by eqcheck 0.1.0.
+"""openvino_genai: EOS-too-early, found by eqcheck 0.3.0.
 
 openvino_genai 2026.4.1.0-3408-ab01d1771e4. Needs min-new-tokens, eos-token-ids. Without speculation the engine is right.
 options/ignored-option:minimum-stale-with-prompt: an option is not applied as asked. In 41 cases like this
-one, of which 15 are wrong, the reference emits 15 of 15 wrong tokens if min_new_tokens is compared with the
+one, of which 11 are wrong, the reference emits 11 of 11 wrong tokens if min_new_tokens is compared with the
 number of new tokens when the round began, or after a rejection with the number of all tokens but one, those
 of the prompt included. The options forbid a token that was emitted, so this is no chance.
 
-    python <this file>        # exit code 1: shown, 0: not shown; needs openvino-genai, optimum-intel[openvino], torch, and _engine.py beside it
+    eqcheck checkpoint write full target --draft draft --agreement 0.75
+    python <this file> target draft        # exit code 1: shown, 0: not shown; needs openvino-genai, optimum-intel[openvino], torch, and _engine.py and _checkpoint.py beside it
 """
 
-from _engine import main, row
+from _checkpoint import main, row
 
 ROWS = [
-    row([148, 251, 0, 25, 104], 5, eos_token_ids=(172,), min_new_tokens=5),
+    row([252, 97, 176, 156, 207, 163, 249, 190, 235, 248, 166, 156, 163, 226, 1, 114, 90], 3, eos_token_ids=[69], min_new_tokens=3),
 ]
-SETTINGS = {'num_draft_tokens': 2, 'drafting': 'model', 'token_budget': None, 'kv_blocks': None, 'prefix_caching': None}
+SETTINGS = {'num_draft_tokens': 1, 'drafting': 'model', 'token_budget': None, 'kv_blocks': None, 'prefix_caching': None}
 
-# What the target emits for each row, in float64, alone.
-EXPECTED = [[63, 186, 241, 81, 143]]
+# The tokens of the target alone, for each row.
+EXPECTED = [[30, 197, 77]]
 
 if __name__ == "__main__":
     main(ROWS, SETTINGS, EXPECTED)
