@@ -40,7 +40,7 @@ class Loading(Event):
 class CaseDone(Event):
     """A case of this ``lane`` was decoded and judged: the ``done``-th of ``total``; ``failing`` of them failed so far.
 
-    ``stored``: it is one of the corpus, and is not counted.
+    ``stored``: it is one of the corpus, and is not counted. A cluster counts cases without their ``outcome``.
     """
 
     done: int
@@ -48,6 +48,7 @@ class CaseDone(Event):
     failing: int
     stored: bool = False
     lane: str = "transparent"
+    outcome: Outcome | None = None
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,6 @@ from eqcheck.store.casefile import stored_violation
 from eqcheck.store.corpus import Corpus
 
 UNREPEATED = "the case did not fail again when it was decoded alone, so no cause was looked for"
-
-
 _NOT_ASKED = "options of rows were not asked for: rows without options are wrong already"
 
 
@@ -187,7 +185,7 @@ class Campaign:
                 self.corpus.retire(path)
             if outcome.failed:
                 self.gather(outcome)
-            self.tell(events.CaseDone, len(self.result.replayed), None, self.failing, True, self.result.lane)
+            self.tell(events.CaseDone, len(self.result.replayed), None, self.failing, True, self.result.lane, outcome)
             self.check()
 
     def _replayed(self, case: Any) -> Outcome:
@@ -213,7 +211,9 @@ class Campaign:
             if outcome.failed:
                 self.failing += self.result.claims(outcome.case)
                 self.gather(outcome)
-            self.tell(events.CaseDone, len(self.result.outcomes), self.total, self.failing, False, self.result.lane)
+            self.tell(
+                events.CaseDone, len(self.result.outcomes), self.total, self.failing, False, self.result.lane, outcome
+            )
             self.over |= outcome.symptom == HANG and self._gives_up(outcome)
             self.over |= pointless(self.result.outcomes)
             if self.over:

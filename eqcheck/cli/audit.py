@@ -163,7 +163,7 @@ def _reported(plan: Plan, decoders: Sequence[Decoder], places: Mapping[str, Path
         shown = stack.enter_context(
             progress(plan.json or plan.quiet, known_violations.passing(plan.known, decoders, plan.today))
         )
-        listen = stack.enter_context(outputs.events(plan.ndjson, shown))
+        listen = stack.enter_context(outputs.events(plan, shown))
         asked = replace(plan.asked, corpus=corpus)
         for audit in _audits(decoders, asked, places, plan.cluster, listen):
             decoder = audit.decoder

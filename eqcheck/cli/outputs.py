@@ -30,35 +30,46 @@ def add(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write events as they happen, a JSON object a line; '-' is standard output, which has nothing else then",
     )
+    parser.add_argument(
+        "--observability",
+        type=Path,
+        metavar="FILE",
+        help="write each case as a JSON object a line, in the format of Hypothesis' observability",
+    )
 
 
 @contextlib.contextmanager
-def events(path: Path | None, listen: Listener) -> Iterator[Listener]:
-    """A listener that also writes events to where ``--ndjson`` says; ``listen`` hears them all the same."""
-    if path is None:
-        yield listen
-        return
-    from eqcheck.report.ndjson import EventLog
+def events(plan: Plan, listen: Listener) -> Iterator[Listener]:
+    """A listener that also writes events to where ``--ndjson`` and ``--observability`` say; ``listen`` hears all."""
+    from eqcheck.report.ndjson import EventLog, observation, told
 
-    with _stream(path) as stream:
-        log = EventLog(stream)
+    wanted = {"--ndjson": (plan.ndjson, told), "--observability": (plan.observability, observation)}
+    with contextlib.ExitStack() as stack:
+        logs = {
+            option: EventLog(stack.enter_context(_stream(option, path)), tell)
+            for option, (path, tell) in wanted.items()
+            if path is not None
+        }
 
-        def told(event: Event) -> None:
-            log(event)
+        def heard(event: Event) -> None:
+            for log in logs.values():
+                log(event)
             listen(event)
 
-        yield told
-        if log.error:
-            print(f"eqcheck: --ndjson {printable(str(path))}: {one_line(log.error)}; events are lost", file=sys.stderr)
+        yield heard
+        for option, log in logs.items():
+            if log.error:
+                where = printable(str(wanted[option][0]))
+                print(f"eqcheck: {option} {where}: {one_line(log.error)}; events are lost", file=sys.stderr)
 
 
 @contextlib.contextmanager
-def _stream(path: Path) -> Iterator[TextIO]:
+def _stream(option: str, path: Path) -> Iterator[TextIO]:
     """Where events are written: a file, or standard output, which nothing else is written to meanwhile."""
     try:
         stream = os.fdopen(os.dup(1), "w", encoding="utf-8") if str(path) == "-" else path.open("w", encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"--ndjson {path}: cannot write there: {error.strerror or error}") from error
+        raise UsageError(f"{option} {path}: cannot write there: {error.strerror or error}") from error
     try:
         with stdout_to_stderr() if str(path) == "-" else contextlib.nullcontext():
             yield stream

@@ -50,6 +50,7 @@ class Plan:
     quiet: bool
     junit: Path | None
     ndjson: Path | None
+    observability: Path | None
     today: date
     written: str
     command: str
@@ -101,6 +102,7 @@ class Plan:
             quiet=options.quiet,
             junit=options.junit,
             ndjson=options.ndjson,
+            observability=options.observability,
             today=now.date(),
             written=f"{now:%Y-%m-%d %H:%M} UTC",
             command=shlex.join(["eqcheck", *options.words]),
@@ -138,7 +140,10 @@ def _check_outputs(options: argparse.Namespace) -> None:
     """`UsageError` for an output that cannot be written, before anything runs."""
     if str(options.ndjson) == "-" and options.json:
         raise UsageError("--json and --ndjson -: both want standard output; give --ndjson a file")
-    if options.ndjson and not options.ndjson.parent.is_dir():
-        raise UsageError(f"--ndjson {options.ndjson}: cannot write there: No such file or directory")
+    if str(options.observability) == "-":
+        raise UsageError("--observability -: expected a file; --ndjson takes standard output")
+    for option, path in (("--ndjson", options.ndjson), ("--observability", options.observability)):
+        if path and not path.parent.is_dir():
+            raise UsageError(f"{option} {path}: cannot write there: No such file or directory")
     if options.junit and (options.junit.is_dir() or not os.access(options.junit.parent, os.W_OK)):
         raise UsageError(f"--junit {options.junit}: cannot write there: expected a file in a folder that exists")

@@ -5,16 +5,21 @@ Every object has ``event`` and ``decoder``. The first of a decoder, ``started``,
 | event | has |
 |---|---|
 | ``started`` | ``format``, ``lane``, ``total`` cases (null: time decides) |
-| ``case-done`` | ``done``, ``total``, ``failing``, ``stored`` |
+| ``case-done`` | ``done``, ``total``, ``failing``, ``stored``; ``status``, ``fingerprint`` and ``case`` |
 | ``violation-seen`` | ``number``, ``fingerprint``, ``case``: not confirmed yet |
 | ``settling`` | ``fingerprint`` (null: the last), ``done`` and ``total`` failing cases |
 | ``settled`` | ``fingerprint``, ``standing``, ``needs``, ``count``, ``case`` |
 | ``finished`` | ``verdict``, ``cases``, ``violations`` with their counts, ``elapsed_s``, ``interrupted`` |
+
+A cluster counts cases, so its ``case-done`` has no case. `observation` tells the cases alone, in the format of the
+observability of Hypothesis, which its viewers read.
 """
 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 from typing import Any, Final, TextIO
 
 from eqcheck.campaign.events import CaseDone, Event, Finished, Loading, Settled, Settling, Started, ViolationSeen
@@ -24,13 +29,16 @@ FORMAT: Final = "eqcheck-events/1"
 
 
 class EventLog:
-    """A listener that writes each event to a stream at once. When that fails it stops, and ``error`` says why."""
+    """A listener that writes what ``tell`` makes of each event to a stream at once.
 
-    def __init__(self, stream: TextIO) -> None:
-        self.stream, self.error = stream, ""
+    When that fails it stops, and ``error`` says why.
+    """
+
+    def __init__(self, stream: TextIO, tell: Callable[[Event], dict[str, Any] | None]) -> None:
+        self.stream, self.tell, self.error = stream, tell, ""
 
     def __call__(self, event: Event) -> None:
-        data = told(event)
+        data = self.tell(event)
         if data is None or self.error:
             return
         try:
@@ -48,8 +56,11 @@ def told(event: Event) -> dict[str, Any] | None:
             name, more = "started", {"format": FORMAT, "lane": lane, "total": total}
         case Loading(checkpoint=checkpoint):
             name, more = "loading", {"checkpoint": checkpoint}
-        case CaseDone(done=done, total=total, failing=failing, stored=stored):
+        case CaseDone(done=done, total=total, failing=failing, stored=stored, outcome=outcome):
             name, more = "case-done", {"done": done, "total": total, "failing": failing, "stored": stored}
+            if outcome is not None:
+                seen = {"status": outcome.status, "fingerprint": outcome.symptom or None}
+                more |= {**seen, "case": outcome.case.to_dict()}
         case ViolationSeen(outcome=outcome, number=number):
             case = outcome.case.to_dict()
             name, more = "violation-seen", {"number": number, "fingerprint": outcome.symptom, "case": case}
@@ -65,3 +76,29 @@ def told(event: Event) -> dict[str, Any] | None:
         case _:
             return None
     return {"event": name, "decoder": event.decoder, **more}
+
+
+_STATUS = {"violation": "failed", "skipped": "gave_up"}  # all others passed
+_BEGUN = time.time()
+
+
+def observation(event: Event) -> dict[str, Any] | None:
+    """A case as a test case of Hypothesis' observability; None for any other event."""
+    if not isinstance(event, CaseDone) or event.outcome is None:
+        return None
+    outcome = event.outcome
+    case = outcome.case.to_dict()
+    return {
+        "type": "test_case",
+        "run_start": _BEGUN,
+        "property": event.decoder,
+        "status": _STATUS.get(outcome.status, "passed"),
+        "status_reason": outcome.declined or outcome.symptom,
+        "representation": json.dumps(case),
+        "arguments": case,
+        "how_generated": "stored" if event.stored else f"drawn in the lane {event.lane}",
+        "features": dict.fromkeys(sorted(outcome.coverage), True),
+        "timing": {"execute:test": outcome.seconds},
+        "coverage": None,
+        "metadata": {"case": outcome.case.id, "verdict": outcome.status},
+    }
