@@ -125,6 +125,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         named = " ".join(filter(None, (decoder.name, decoder.version)))
         lines.append(f"eqcheck: decoder under test: {named}{decoder.origin and f', {decoder.origin}'}")
     if lines:
+        from eqcheck.explanation import layout
+
+        reporter = config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None and reporter.isatty:
+            layout.within = config.get_terminal_writer().fullwidth
         versions = [f"{name} {version(name)}" for name in ("torch", "transformers")]
         target = config.getoption("--eqcheck-target")
         named = config.getoption("--eqcheck-profile")

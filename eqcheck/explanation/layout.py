@@ -15,10 +15,13 @@ _NARROWEST = 30
 _WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 
 
+within = WHOLE  # characters of a line, where the output is caught and shown on a terminal later, as pytest does
+
+
 def columns() -> int:
-    """How many characters a line of the terminal has; `WHOLE` where the output goes elsewhere."""
+    """How many characters a line of the terminal has; ``within`` where the output goes elsewhere."""
     # COLUMNS alone says little: GNU readline sets it to 80 for every process that a Python using it starts.
-    return max(_NARROWEST, shutil.get_terminal_size((WHOLE, 24)).columns) if sys.stdout.isatty() else WHOLE
+    return max(_NARROWEST, shutil.get_terminal_size((WHOLE, 24)).columns) if sys.stdout.isatty() else within
 
 
 def wrapped(text: str, width: int) -> str:

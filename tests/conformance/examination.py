@@ -27,6 +27,7 @@ from eqcheck.contract.requirements import refused
 from eqcheck.contract.sizes import WIDE
 from eqcheck.decoding.harness import run
 from eqcheck.drawing.choices import Chance, Choices
+from eqcheck.explanation.layout import columns
 from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import Source, merged
@@ -254,4 +255,4 @@ def _told(outcome: Outcome) -> str:
     frames = re.split(r"(?m)^(?=  File )", outcome.traceback)[1:]
     while len(frames) > 1 and frames[0].startswith(f'  File "{Path(eqcheck.__file__).parent}{os.sep}'):
         frames.pop(0)
-    return printable("\n".join([render(outcome.explanation), *"".join(frames).splitlines()[-_LINES:]]))
+    return printable("\n".join([render(outcome.explanation, columns()), *"".join(frames).splitlines()[-_LINES:]]))

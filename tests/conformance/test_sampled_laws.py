@@ -15,6 +15,7 @@ from eqcheck.campaign.loop import Campaign
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.options import SEEDS
 from eqcheck.contract.sizes import Bounds
+from eqcheck.explanation.layout import columns
 from eqcheck.explanation.text import render
 from eqcheck.lanes.sampling.lane import SampledLane
 from eqcheck.lanes.sampling.transparent import TransparentTarget
@@ -114,6 +115,6 @@ def _tell(
         if (other := first.setdefault(unknown[0].fingerprint, law)) != law:
             shown = f"{unknown[0].fingerprint} in {unknown[0].count} of {sampled.tally.run} cases"
             pytest.skip(f"{law}: same fault as {other}, which explains it ({shown})")
-        pytest.fail(render(unknown[0].explanation), pytrace=False)
+        pytest.fail(render(unknown[0].explanation, columns()), pytrace=False)
     if found:
         pytest.xfail(", ".join(f"{finding.fingerprint}, {decoder.known[finding.fingerprint]}" for finding in found))
