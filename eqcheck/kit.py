@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import shlex
+import warnings
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -88,6 +89,9 @@ class Equivalence:
         __tracebackhide__ = True
         audit = self._audited()
         failing = [finding for finding in audit.failing(allow_declared=True) if mine(finding)]
+        for finding in audit.violations:
+            if mine(finding) and finding not in failing:
+                warnings.warn(f"{finding.fingerprint} shows, and is listed as known", stacklevel=3)
         run = many(audit.tally.run, "case")
         lines = [f"{finding.count} of {run}\n{render(finding.explanation)}" for finding in failing]
         if failing:
@@ -110,13 +114,13 @@ class Equivalence:
         from eqcheck.contract.known_violations import in_ci, load
         from eqcheck.result.findings import Options
 
+        entries = load(Path(cls.known)) if cls.known else ()  # a file that is wrong is told before anything runs
         options = Options(cases=cls.cases)
         if cls.cases is None:
             drawn = profiles.profile(cls.profile, __version__)
             options = Options(profile=drawn, budget=drawn.budget, seed=drawn.seed, jobs=drawn.jobs)
         with mock.patch.dict(os.environ, cls._environment()):
             result = audit(cls._decoder(), options)
-        entries = load(Path(cls.known)) if cls.known else ()
         result.list_known(entries, datetime.now(timezone.utc).date(), in_ci())
         return result
 

@@ -62,7 +62,19 @@ def test_what_is_known_passes(tmp_path: Path) -> None:
     class Listed(Equivalence):
         adapter, cases, known = short, 20, str(tmp_path / "known.toml")
 
-    Listed().test_ends()
+    with pytest.warns(UserWarning, match="premature-stop shows, and is listed as known"):
+        Listed().test_ends()
+
+
+def test_a_list_of_known_that_is_not_there_is_told_before_anything_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Listed(Equivalence):
+        adapter, cases, known = short, 20, str(tmp_path / "known.toml")
+
+    monkeypatch.setattr("eqcheck.campaign.loop.audit", None)
+    with pytest.raises(UsageError, match=r"known\.toml"):
+        Listed().test_ends()
 
 
 @pytest.mark.parametrize("command", ["unittest", "pytest"])

@@ -149,7 +149,7 @@ def test_decoders_side_by_side_have_a_clock_each(clock: list[float], capsys: Pri
             listen(CaseDone("two", number, 100, 0))
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in said] == ["one", "two", "one", "two"]
-    assert said[0] == "one: 6 of 100 cases, about 78 s left"
+    assert said[0] == "one: 6 of 100 cases, about 94 s left"
 
 
 def test_the_campaign_tells_which_cause_and_how_far() -> None:

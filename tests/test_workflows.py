@@ -32,12 +32,15 @@ def steps(text: str) -> list[dict[str, Any]]:
     return [step for job in jobs for step in job["steps"]]
 
 
+CHECKOUT = "@11bd71901bbe5b1630ceea73d27597364c9af683"
+
+
 def flaws(text: str) -> list[str]:
     """What is wrong with the steps of an action or a workflow."""
     found = []
     for step in steps(text):
         uses, run = step.get("uses", ""), step.get("run", "")
-        if uses and uses != "./" and not re.fullmatch(r"[\w-]+/[\w-]+@v\d+\.\d+\.\d+", uses):
+        if uses and uses != "./" and not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", uses):
             found.append(f"not pinned: {uses}")
         if "${{" in run:
             found.append(f"an expression in a script: {run}")
@@ -70,8 +73,8 @@ def test_what_the_scaffold_writes() -> None:
 @pytest.mark.parametrize(
     ("right", "wrong", "said"),
     [
-        ("@v4.2.2", "@main", "not pinned: actions/checkout@main"),
-        ("@v4.2.2", "@v4", "not pinned: actions/checkout@v4"),
+        (CHECKOUT, "@main", "not pinned: actions/checkout@main"),
+        (CHECKOUT, "@v4.2.2", "not pinned: actions/checkout@v4.2.2"),
         ("--budget 60s", "--bugdet 60s", "unrecognized arguments: --bugdet 60s"),
         ("--budget 60s", "--budget soon", "expected a time"),
         ("engine.py", "${{ github.head_ref }}", "an expression in a script"),

@@ -84,8 +84,8 @@ jobs:
     runs-on: ubuntu-latest
     timeout-minutes: 20
     steps:
-      - uses: actions/checkout@v4.2.2
-      - uses: actions/setup-python@v5.6.0
+      - uses: actions/checkout@11bd71901bbe5b1630ceea73d27597364c9af683 # v4.2.2
+      - uses: actions/setup-python@a26af69be951a213d495a4c3e4e4022e16d87065 # v5.6.0
         with:
           python-version: "3.12"
       # Add what your engine needs. uv takes the CPU build of torch, which is enough; pip would bring CUDA packages.
@@ -93,7 +93,7 @@ jobs:
       - run: python -m pip install uv
       - run: uv pip install --system --torch-backend cpu 'eqcheck[audit]'
       - run: eqcheck audit $file --budget 60s --junit eqcheck.xml
-      - uses: actions/upload-artifact@v4.6.2
+      - uses: actions/upload-artifact@ea165f8d65b6e75b540449e92b4886f43607fa02 # v4.6.2
         if: always()
         with:
           name: eqcheck-report

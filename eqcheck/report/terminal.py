@@ -21,6 +21,7 @@ from eqcheck.explanation.text import explained, kinds_known
 from eqcheck.report.content import Content, cases, matrix_table
 from eqcheck.report.schema import Report, ReportedViolation
 
+_RATED = 5  # cases after the first that say how long the others take
 _PLAIN_EVERY_S = 5.0
 _CAUSES = "failing case"
 
@@ -93,6 +94,7 @@ def _bars(known: Mapping[str, Collection[str]]) -> Iterator[Listener]:
 def _plain(known: Mapping[str, Collection[str]]) -> Listener:
     started: dict[str, float] = {}
     printed: dict[tuple[str, str], float] = {}
+    first: dict[tuple[str, str], tuple[float, int]] = {}  # time and count, when a decoder is loaded and decodes
 
     def listen(event: Event) -> None:
         now = time.monotonic()
@@ -103,14 +105,15 @@ def _plain(known: Mapping[str, Collection[str]]) -> Listener:
             return
         # The first word on causes comes at once, since the next may take long; the last comes always.
         causes, key = count.noun == _CAUSES, (event.decoder, count.noun)
+        since, before = first.setdefault(key, (now, count.done))
         last = printed.setdefault(key, begun if count.noun == "case" else 0.0)
         if now - last < _PLAIN_EVERY_S and not (causes and count.done == count.total):
             return
         printed[key] = now
         line = many(count.done, count.noun) if count.total is None else f"{count.done} of {count.total} {count.noun}s"
         line += " explained" * causes
-        if count.noun == "case" and count.total and count.done:
-            line += f", about {(now - begun) / count.done * (count.total - count.done):.0f} s left"
+        if count.noun == "case" and count.total and count.done >= before + _RATED:
+            line += f", about {(now - since) / (count.done - before) * (count.total - count.done):.0f} s left"
         print(f"{event.decoder}: {line}{f'; {count.note}' if count.note else ''}", file=sys.stderr, flush=True)
 
     return listen
