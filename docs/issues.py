@@ -51,7 +51,7 @@ def issues(reports: Sequence[Report], notes: Sequence[dict[str, Any]]) -> dict[s
     for (origin, fingerprint), own in found.items():
         note = noted.get((origin, fingerprint), {})
         name = f"{origin.rpartition('/')[2]}-{re.sub('[/: ]', '-', fingerprint)}.md"
-        pages[name] = _issue(own, note)
+        pages[name] = _issue(own, note, fingerprint)
         rows.append(f"- [{_title(own, note)}]({name})")
     for note in (note for note in notes if "fingerprint" not in note):
         name = f"{Path(note['script']).stem.replace('_', '-')}.md"
@@ -71,7 +71,8 @@ def _title(own: Found, note: dict[str, Any]) -> str:
     return f"{engine.origin.rpartition('/')[2]} {inline(engine.version.partition('-')[0])}: {what} ({severity})"
 
 
-def _issue(own: Found, note: dict[str, Any]) -> str:
+def _issue(own: Found, note: dict[str, Any], issue: str) -> str:
+    own = sorted(own, key=lambda pair: pair[1].fingerprint != issue)  # the issue's own cause first
     report, violation = own[0]
     engine = note.get("package") or f"{report.decoder.name} {inline(report.decoder.version)}"
     versions = {name: version for name, version in report.versions.items() if name != report.decoder.name}

@@ -5,6 +5,7 @@ python docs/scoreboard.py        after docs/issues.py: writes docs/scoreboard.md
 
 from __future__ import annotations
 
+import subprocess
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,6 +28,9 @@ HEAD = """# Scoreboard
 `python docs/scoreboard.py` writes this page from the reports that are committed in `reports/`. A cell holds what one
 audit saw: how many cases, and how many of them are wrong. "Not tried" says nothing of the engine. Where none was
 wrong, [limits](limits.md) says which faults would not have shown.
+
+A cell counts all cases that failed, those too that did not fail again in a new process. It names a cause if a stored
+case of it is from there; other cells may have it, too. Seeds that are ignored are counted beside the cases.
 """
 
 
@@ -126,8 +130,15 @@ def _table(rows: list[list[str]], headers: list[str]) -> str:
 
 
 def committed(pattern: str = "*/report.json") -> list[Report]:
-    """The reports that the repository holds, by folder: those of engines, unless the pattern says others."""
-    return [load(path.parent) for path in sorted((ROOT / "reports").glob(pattern))]
+    """The reports that the repository holds, by folder: those of engines, unless the pattern says others.
+
+    Reports of audits that somebody ran here are not among them.
+    """
+    own = subprocess.run(
+        ["git", "ls-files", "-z", "reports"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    paths = sorted((ROOT / "reports").glob(pattern))
+    return [load(path.parent) for path in paths if str(path.relative_to(ROOT)) in own.split("\0")]
 
 
 def front(text: str, reports: Sequence[Report]) -> str:

@@ -18,6 +18,7 @@ from eqcheck.contract.known_violations import Known, in_ci, load, older, unheard
 from eqcheck.explanation.records import Explanation
 from eqcheck.report.build import report_of
 from eqcheck.report.checks import checks
+from eqcheck.report.terminal import summary
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import Outcome
 from eqcheck.result.tally import Alike, Tally
@@ -200,7 +201,9 @@ def test_where_it_is_strict_an_entry_that_is_past_or_gone_fails(
     assert exit_code([strictly], False) == code
     assert exit_code([loosely], False) == int(bool(kinds) and today > TODAY)
     assert bool(strictly.outdated) == bool(code)
-    assert checks(report_of(strictly, tmp_path), False)[0].status == ("failed" if code else "passed")
+    report = report_of(strictly, tmp_path)
+    assert checks(report, False)[0].status == ("failed" if code else "passed")
+    assert ("  FAILED: " in summary([report], ["out"])) == bool(code)
 
 
 def test_an_entry_that_is_gone_and_past_is_told_as_both() -> None:

@@ -201,6 +201,7 @@ def _verdict(content: Content, folder: str, width: int, short: bool) -> list[str
     for standing, count in content.uncaused.items():
         lines.append(f"  {_mark(standing)}{many(count, 'case')} without a cause")
     lines += [f"  {line}" for line in content.near_ties]
+    lines += [f"  FAILED: {why}" for why in report.outdated]  # whatever the verdict is
     page = f", page: {folder}/report.html" if Path(folder, "report.html").is_file() else ""
     return [wrapped(line, width) for line in [*lines, f"{name}: report in {folder}{page}"]]
 
