@@ -16,6 +16,7 @@ from eqcheck.contract.decoders import DRAFTING
 from eqcheck.contract.escaping import inline
 from eqcheck.explanation.layout import WHOLE, table
 from eqcheck.explanation.records import many
+from eqcheck.lanes.about import CHECKPOINT
 from eqcheck.report import load
 from eqcheck.report.schema import Report, ReportedViolation, Served
 
@@ -43,7 +44,16 @@ def page(reports: Sequence[Report], version: str = __version__) -> str:
     for origin, own in engines.items():
         engine = origin.rpartition("/")[2]
         blocks += [f"## {engine}\n\n<{origin}>\n", _cells(own), _issues(engine)]
+    blocks += ["## Options and situations: cases\n\nA dash: in none.\n", _situations(reports)]
     return "\n".join(filter(None, blocks))
+
+
+def _situations(reports: Sequence[Report]) -> str:
+    """In how many cases of each report an option did something, or a situation was met."""
+    told = CHECKPOINT.counters | CHECKPOINT.sampled
+    rows = [[what, *(str(report.coverage.get(name) or "-") for report in reports)] for name, what in told.items()]
+    met = [row for row in rows if set(row[1:]) != {"-"}]
+    return _table(met, ["cases in which", *(f"`{report.decoder.name}`" for report in reports)])
 
 
 def _issues(engine: str) -> str:
