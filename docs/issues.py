@@ -99,10 +99,11 @@ def _by_hand(engine: str, note: dict[str, Any]) -> str:
 def _own_script(note: dict[str, Any], engine: str) -> str:
     """A script that was written by hand, whole."""
     text = (ROOT / note["script"]).read_text(encoding="utf-8").strip()
-    needs = f"{engine} alone"
+    needs = note.get("needs", f"{engine} alone")
     if "eqcheck checkpoint write" in text:
         needs = f"{engine}, and two folders that `eqcheck` writes as its first lines say"
-    said = f"`{note['script']}`; it needs {needs}. Exit code 1 says that it was shown. {note.get('ran', '')}"
+    shows = note.get("shows", "Exit code 1 says that it was shown.")
+    said = f"`{note['script']}`; it needs {needs}. {shows} {note.get('ran', '')}"
     return f"{said.rstrip()}\n\n```python\n{text}\n```"
 
 

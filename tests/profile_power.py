@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 
@@ -38,7 +39,9 @@ def main() -> None:
     parser.add_argument("--profile", default="ci")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    work = [partial(caught_at, number, options.profile) for number in range(len(FAULTS))]
+    work: list[Callable[[], int | None]] = [
+        partial(caught_at, number, options.profile) for number in range(len(FAULTS))
+    ]
     found = list(in_processes(work, options.jobs))
     missed = [fault.id for fault, count in zip(FAULTS, found, strict=True) if count is None]
     print(f"{profile(options.profile, __version__).name} catches {len(FAULTS) - len(missed)} of {len(FAULTS)} faults")

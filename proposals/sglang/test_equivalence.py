@@ -1,6 +1,7 @@
 """A server that speculates with a draft model emits exactly what its model emits alone: 200 requests, no download.
 
-Not run, for it needs a GPU: its names were read in the wheel of SGLang 0.5.23. Model and draft are written by arithmetic, so each token is known.
+Not run, for it needs a GPU: its names were read in the wheel of SGLang 0.5.23. Model and draft are written by
+arithmetic, so each token is known.
 """
 
 import subprocess

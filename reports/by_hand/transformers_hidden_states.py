@@ -16,6 +16,6 @@ asked |= {"output_hidden_states": True, "return_dict_in_generate": True}
 plain, assisted = target.generate(ids, **asked), target.generate(ids, assistant_model=draft, **asked)
 assert plain.sequences.tolist() == assisted.sequences.tolist()
 wrong = [n for n in range(12) if not torch.allclose(plain.hidden_states[n][-1], assisted.hidden_states[n][-1])]
-prompt = [n for n in wrong if torch.allclose(assisted.hidden_states[n][-1], plain.hidden_states[0][-1][:, n - 1 : n])]
+prompt = [n for n in wrong if n <= 8 and torch.allclose(assisted.hidden_states[n][-1], plain.hidden_states[0][-1][:, n - 1 : n])]
 print(f"the tokens are right; hidden states are wrong at new tokens {wrong}, of the prompt's tokens at {prompt}")
 raise SystemExit(bool(wrong))

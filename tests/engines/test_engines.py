@@ -41,6 +41,7 @@ for name in ("target", "draft"):
 BY_HAND = [
     ("vllm", "vllm_seed", ()),
     ("vllm", "vllm_certain_law", ()),
+    ("vllm", "vllm_top_k", ()),
     *(("vllm", "vllm_lfm2", (word,)) for word in ("plain", "drafts", "cache")),
     ("openvino_genai", "openvino_seed", PAIR),
     ("mlx_lm", "mlx_lm_cache", PAIR),
