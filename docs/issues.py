@@ -80,7 +80,7 @@ def _issue(own: Found, note: dict[str, Any], issue: str) -> str:
     blocks = [
         f"# {_title(own, note)}",
         note.get("about", "") or f"{inline(reason(violation.evidence) or violation.cause.meaning)}",
-        f"## Environment\n\n- {engine}; its packages: `{_pins(report)}`\n- Linux, on a CPU\n- judged by {judge}",
+        f"## Environment\n\n- {engine}{_pins(report)}\n- Linux, on a CPU\n- judged by {judge}",
         "## Script\n\n" + _script([one for _, each in own for one in each.conditions], note),
         "## Expected and observed\n\n```\n" + violation.explanation + "\n```",
         "## Shows with\n\n" + "\n".join(_shows(*pair, violation.fingerprint) for pair in own),
@@ -91,9 +91,15 @@ def _issue(own: Found, note: dict[str, Any], issue: str) -> str:
 def _by_hand(engine: str, note: dict[str, Any]) -> str:
     """The environment and the script of a fault that was found by hand."""
     return (
-        f"## Environment\n\n- {engine} {note['version']}, with the versions of `constraints.txt`\n- Linux, on a CPU\n\n"
+        f"## Environment\n\n- {engine} {note['version']}, {_packages(engine)}\n- Linux, on a CPU\n\n"
         f"## Script\n\n{_own_script(note, engine)}\n\n## Observed\n\n```\n{note['observed'].strip()}\n```"
     )
+
+
+def _packages(engine: str) -> str:
+    """The file of an engine's packages, if it has one."""
+    path = PINS / f"{engine.replace('-', '_')}.txt"
+    return f"its packages: `environments/{path.name}`" if path.exists() else "from its index"
 
 
 def _own_script(note: dict[str, Any], engine: str) -> str:
@@ -124,7 +130,7 @@ def _page(blocks: list[str], note: dict[str, Any]) -> str:
 def _pins(report: Report) -> str:
     """The file of the engine's packages; a report in another dtype has the same."""
     own = (path.name for path in sorted(PINS.glob("*.txt")) if report.decoder.name.startswith(path.stem))
-    return next((f"environments/{name}" for name in own), "constraints.txt")
+    return next((f"; its packages: `environments/{name}`" for name in own), "")
 
 
 def _shows(report: Report, violation: ReportedViolation, issue: str) -> str:
@@ -150,7 +156,9 @@ def _script(conditions: Sequence[Condition], note: dict[str, Any]) -> str:
         return f"There is none: the case was not made smaller. `{inline(conditions[0].reproduce)}` decodes it again."
     first, *others = paths
     ran = f" {note['ran']}" if note.get("ran") else ""
-    beside = ", ".join(f"`{name}.py`" for name in re.findall(r"(?m)^from (_\w+) import", (ROOT / first).read_text()))
+    beside = "`_engine.py`, " + ", ".join(
+        f"`{name}.py`" for name in re.findall(r"(?m)^from (_\w+) import", (ROOT / first).read_text())
+    )
     text = f"`{first}`; it needs the engine, and {beside} beside it. Exit code 1 says that it was shown.{ran}"
     if _lines(first) <= LONGEST:
         text += f"\n\n```python\n{(ROOT / first).read_text(encoding='utf-8').strip()}\n```"
