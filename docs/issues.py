@@ -80,7 +80,7 @@ def _issue(own: Found, note: dict[str, Any], issue: str) -> str:
     blocks = [
         f"# {_title(own, note)}",
         note.get("about", "") or f"{inline(reason(violation.evidence) or violation.cause.meaning)}",
-        f"## Environment\n\n- {engine}{_pins(report)}\n- Linux, on a CPU\n- judged by {judge}",
+        f"## Environment\n\n- {engine}{_pins(report.decoder.name)}\n- Linux, on a CPU\n- judged by {judge}",
         "## Script\n\n" + _script([one for _, each in own for one in each.conditions], note),
         "## Expected and observed\n\n```\n" + violation.explanation + "\n```",
         "## Shows with\n\n" + "\n".join(_shows(*pair, violation.fingerprint) for pair in own),
@@ -91,15 +91,9 @@ def _issue(own: Found, note: dict[str, Any], issue: str) -> str:
 def _by_hand(engine: str, note: dict[str, Any]) -> str:
     """The environment and the script of a fault that was found by hand."""
     return (
-        f"## Environment\n\n- {engine} {note['version']}, {_packages(engine)}\n- Linux, on a CPU\n\n"
+        f"## Environment\n\n- {engine} {note['version']}{_pins(engine.replace('-', '_'))}\n- Linux, on a CPU\n\n"
         f"## Script\n\n{_own_script(note, engine)}\n\n## Observed\n\n```\n{note['observed'].strip()}\n```"
     )
-
-
-def _packages(engine: str) -> str:
-    """The file of an engine's packages, if it has one."""
-    path = PINS / f"{engine.replace('-', '_')}.txt"
-    return f"its packages: `environments/{path.name}`" if path.exists() else "from its index"
 
 
 def _own_script(note: dict[str, Any], engine: str) -> str:
@@ -127,10 +121,10 @@ def _page(blocks: list[str], note: dict[str, Any]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _pins(report: Report) -> str:
-    """The file of the engine's packages; a report in another dtype has the same."""
-    own = (path.name for path in sorted(PINS.glob("*.txt")) if report.decoder.name.startswith(path.stem))
-    return next((f"; its packages: `environments/{name}`" for name in own), "")
+def _pins(name: str) -> str:
+    """The file of an engine's packages, if it has one; an adapter in another dtype has the same."""
+    own = (path.name for path in sorted(PINS.glob("*.txt")) if name.startswith(path.stem))
+    return next((f"; its packages: `environments/{file}`" for file in own), "")
 
 
 def _shows(report: Report, violation: ReportedViolation, issue: str) -> str:
