@@ -334,5 +334,5 @@ def test_decoder_without_spec_runs_in_one_process_and_reports_progress() -> None
     done = [event.done for event in events if isinstance(event, CaseDone)]
     assert done == list(range(1, CHUNK + 11))
     assert events[0] == Started("mine", "transparent", CHUNK + 10, ("rotary", "learned"))
-    assert events[-2] == CaseDone("mine", CHUNK + 10, CHUNK + 10, 0)
+    assert events[-2] == CaseDone("mine", CHUNK + 10, CHUNK + 10, 0, outcome=result.outcomes[-1])
     assert isinstance(events[-1], Finished)
