@@ -47,6 +47,7 @@ BY_HAND = [
     ("mlx_lm", "mlx_lm_cache", PAIR),
     ("llama_cpp", "llama_cpp_logprobs", GGUF),
     ("llama_cpp", "llama_cpp_batch", GGUF),
+    *(("", path.stem, ()) for path in sorted((ROOT / "reports" / "by_hand").glob("transformers_*.py"))),
 ]
 
 
@@ -126,7 +127,7 @@ def test_a_script_that_was_written_by_hand_shows_its_fault(
 
 
 def _run(environment: str, script: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    python = ROOT / f".venv-{environment}" / "bin" / "python"
+    python = ROOT / f".venv-{environment}".removesuffix("-") / "bin" / "python"
     return subprocess.run([python, script, *words], capture_output=True, text=True, timeout=300)
 
 
