@@ -248,6 +248,8 @@ class Engines:
             raise eqcheck.Unsupported(
                 f"a row of more tokens than the {settings['max_model_len']} that an engine may have"
             )
+        if request.prefix_caching and request.drafting != "none" and architecture(target) == "lfm2":
+            raise eqcheck.Unsupported("on the CPU an LFM2 with drafts and prefix caching ends in its first step")
         key = self.load(target, draft, request)
         try:
             outputs, self.observed = self.engines[key].decode(request)

@@ -41,13 +41,16 @@ def findings(text: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Put the tables of kinds and of options, and ARCHITECTURE.md, where their pages have a mark."""
-    if page.file.src_uri == "maintainers.md":
-        text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-        return markdown.replace("<!-- architecture -->", text.partition("\n")[2].lstrip())
-    if page.file.src_uri == "options.md":
-        return markdown.replace("<!-- options -->", options()).replace("<!-- engines -->", engines())
-    return markdown.replace("<!-- kinds -->", kinds()) if page.file.src_uri == "kinds.md" else markdown
+    """Put tables and ARCHITECTURE.md in place of lines with a mark, and the site's files in place of a clone's."""
+    made = {"kinds": kinds, "options": options, "engines": engines, "architecture": architecture}
+    markdown = re.sub(rf"<!-- ({'|'.join(made)}) -->.*", lambda mark: made[mark[1]](), markdown)
+    markdown = markdown.replace("](../reports/README.md)", "](findings.md)")
+    return re.sub(r"\]\(\.\./reports/bench/([a-z]+\.png)\)", r"](pictures/bench-\1)", markdown)
+
+
+def architecture() -> str:
+    """ARCHITECTURE.md without its title."""
+    return (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("\n")[2].lstrip()
 
 
 _FIELDS = {

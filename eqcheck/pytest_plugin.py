@@ -104,6 +104,8 @@ def _configure(config: pytest.Config) -> None:
     named, cases = option.eqcheck_profile, option.eqcheck_cases
     if named and cases:
         raise UsageError("--eqcheck-profile, --eqcheck-cases: a profile says what is drawn; leave out one of the two")
+    if named and not option.adapter:
+        raise UsageError("--eqcheck-profile: no decoder is named; add --adapter=SPEC, or adapter to [tool.eqcheck]")
     named = named or ("" if cases else file.profile)
     chosen = profile(named, __version__) if named else None
     option.eqcheck_profile = chosen.name if chosen else ""

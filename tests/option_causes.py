@@ -45,7 +45,7 @@ CAUSES = [
     ("next-of-going", "allowed-ids", "option-of-others"),
 ]
 BUILDS = (Rounds, Together)
-OTHERS = 8  # cases alike
+OTHERS = 12  # cases alike
 
 
 def cases(kind: str, option: str, rows: int = 1) -> list[EngineCase]:

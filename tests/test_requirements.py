@@ -145,7 +145,7 @@ def test_no_verdict_is_vacuous_for_lack_of_what_is_required_to_be_away(need: str
     one_row = replace(known_good()["one_row"], requires=(need,), cache_states=("empty",))
     begins = "VACUOUS: no case was seen to exercise: "
     tally = SimpleNamespace(observed=Counter(), served=Counter(), run=3, declined={}, drawn=3)
-    engine: Any = SimpleNamespace(decoder=one_row, tally=tally, coverage={}, doubtful=[])
+    engine: Any = SimpleNamespace(decoder=one_row, tally=tally, coverage={}, doubtful=[], options=Options())
     for warnings, essential in (
         (_warnings(engine), ("several_rows", "ragged_prompts")),
         (vacuous({}, (need,)), ESSENTIAL),

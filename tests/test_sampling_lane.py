@@ -324,8 +324,8 @@ def test_a_wrong_law_takes_the_place_of_what_it_explains_and_says_so() -> None:
     assert kinds == ["greedy-drawn", "impossible-token", "seed-ignored", "batch-dependent"]
     assert "evidence" in lane.result.findings[1].explanation.facts
     assert [warning for warning in lane.result.warnings if "no finding of" in warning] == [
-        f"2 cases of {fingerprint}: a law that is wrong explains this, so it is no finding of its own; audit again "
-        "when the law is mended"
+        f"2 cases of {fingerprint}: the cause of the wrong law may explain this, so it is no finding of its own; audit "
+        "again when that is mended"
         for fingerprint in ("sampling/shared-noise", "unattributed/unattributed")
     ]
 

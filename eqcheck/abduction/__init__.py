@@ -34,6 +34,7 @@ EDITS: dict[str, Edit] = {edit.id: edit for edit in (*CONTEXTS, *(rule.edit for 
 # The greatest chance with which an explanation of all wrong tokens, or of some, is given. Of some it has to be less:
 # what goes on wrongly afterwards is not explained, so the edit may only resemble the fault.
 COMPLETE, PARTIAL = 0.01, 1e-4
+LEAST_ROWS = 0.5  # of the wrong rows, in which an explanation of some tokens explains the first wrong one
 # Wrong rows, and rows, up to which all is tried that may be seen. With more it takes minutes.
 ROW_BY_ROW, BATCH = 8, 16
 _MINIMUM = ("option-ignored:min-new-tokens", "option-over-prompt:min-new-tokens")
@@ -71,6 +72,7 @@ def abduce(evidence: Evidence) -> Abduced | None:
     if evidence.first is None:
         return _ended(evidence)
     findings, count = everywhere(evidence)
+    findings = [finding for finding in findings if finding.complete or _of_most_rows(evidence, finding)]
     best = _best(evidence, findings, count)
     if best is None or not any(finding.complete for finding in findings if finding.explained):
         if evidence.least_chance * count > COMPLETE or len(evidence.wrong_rows) > ROW_BY_ROW:
@@ -78,6 +80,11 @@ def abduce(evidence: Evidence) -> Abduced | None:
         alone, more = row_by_row(evidence)
         best = _best(evidence, [*findings, *alone], count + more) or best
     return best
+
+
+def _of_most_rows(evidence: Evidence, finding: Explained) -> bool:
+    begun = {row for row, index in finding.explained if evidence.first_wrong.get(row) == index}
+    return len(begun) >= len(evidence.wrong_rows) * LEAST_ROWS
 
 
 def fits(evidence: Evidence, ids: Collection[str]) -> set[str]:

@@ -26,6 +26,7 @@ from eqcheck.contract.limits import (
     MOST_WORK,
     MOST_WORK_BEFORE,
 )
+from eqcheck.contract.options import options_of
 from eqcheck.contract.trees import REJECTED, Nodes, of_round, wrong_with
 from eqcheck.explanation.records import Given
 
@@ -339,12 +340,9 @@ class Case(AnyCase):
     def given(self, row: int) -> Given:
         """A row as it was asked, and the rows beside it; the accepted draft tokens where the case dictates them."""
         dictated = self.agreement is None and not self.tree
+        accepts = (*self.accepts, *((),) * len(self.prompts)) if dictated else (None,) * len(self.prompts)
         rows = (
-            Given(
-                prompt,
-                limit=self.max_new_tokens,
-                accepts=(self.accepts[n] if n < len(self.accepts) else ()) if dictated else None,
-            )
-            for n, prompt in enumerate(self.prompts)
+            Given(prompt, limit=self.max_new_tokens, accepts=accepted, sampling=options_of(options))
+            for prompt, options, accepted in zip(self.prompts, self.options, accepts, strict=False)
         )
         return Given(self.prompts[row], self.pad_token_id, self.eos_token_ids, self.num_draft_tokens, rows=tuple(rows))

@@ -16,6 +16,8 @@ from eqcheck.construction.weights import LOGITS, signs
 from eqcheck.contract.options import RowOptions
 from eqcheck.truth.law import penalised
 
+_ALIKE = 1e-3  # scores of a built checkpoint are alike or an eighth apart, up to penalties
+
 
 class FunctionTruth:
     """The tokens that a built checkpoint emits for a row: its function, and the options of the row.
@@ -65,6 +67,12 @@ class FunctionTruth:
             pairs.append((best, second))
             chosen = read(best)
         return pairs
+
+    def decides(self, row: EngineRow) -> bool:
+        """Whether one token is the best at each place: options may make two score alike, and then any is right."""
+        output = self.row(row)
+        best = self.scores(row, output)[: len(output)].topk(2).values
+        return bool((best[:, 0] > best[:, 1] + _ALIKE).all())
 
     def choices(self, row: EngineRow, output: Sequence[int]) -> torch.Tensor:
         """The token it would emit at each place of ``output``, given those before it, and after it: [n + 1]."""
@@ -164,6 +172,10 @@ class ModelTruth:
             logits = self.model(fed, attention_mask=seen, position_ids=at, past_key_values=cache).logits
             chosen = choose(logits[:, -1])
             yield chosen.tolist()
+
+    def decides(self, row: EngineRow) -> bool:
+        """Scores of random weights are never alike."""
+        return True
 
     def choices(self, row: EngineRow, output: Sequence[int]) -> torch.Tensor:
         """The token it would emit at each place of ``output``, given what is there before, and after it: [n + 1]."""

@@ -27,7 +27,7 @@ from eqcheck.cli import (
     selfcheck,
 )
 from eqcheck.cli.common import EPILOG
-from eqcheck.contract.errors import INCONCLUSIVE, INTERNAL, USAGE, UsageError
+from eqcheck.contract.errors import INCONCLUSIVE, INTERNAL, USAGE, UsageError, did_you_mean
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.extras import EXTRAS, missing
 
@@ -73,8 +73,7 @@ def _internal() -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
-        self.print_usage(sys.stderr)
-        raise UsageError(message)
+        raise UsageError(f"{message}; `{self.prog} --help` has what there is")
 
 
 def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -83,7 +82,10 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
     options = _read(parser, words)
     if options.run is audit.run and (more := configured.words(options)):
         words[1:1] = more
-        options = _read(parser, words)
+        try:
+            options = _read(parser, words)
+        except UsageError as error:
+            raise UsageError(f"[tool.eqcheck] of pyproject.toml: {error}") from None
     options.words = words
     return options
 
@@ -91,7 +93,9 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
 def _read(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespace:
     options, rest = parser.parse_known_args(words)
     if rest and (not hasattr(options, "specs") or any(word.startswith("-") for word in rest)):
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        known = [name for action in completion.actions(parser) for name in action.option_strings]
+        near = did_you_mean(next((word for word in rest if word.startswith("-")), rest[0]), known)
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{near}")
     if rest:
         options.specs = [*options.specs, *rest]
     return options

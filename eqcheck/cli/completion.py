@@ -39,7 +39,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
         import shtab
     except ImportError as error:
         raise missing("shtab", "--print-completion") from error
-    for action in _actions(parser):
+    for action in actions(parser):
         if action.dest in _COMPLETED:
             action.complete = _COMPLETED[action.dest]  # type: ignore[attr-defined]
         elif getattr(action.type, "__name__", "") == "Path":
@@ -47,12 +47,13 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
     return str(shtab.complete(parser, shell=shell, preamble=_preamble().get(shell, "")))
 
 
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+def actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """The arguments of a parser and of its commands."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
-                yield from _actions(command)
+                yield from actions(command)
 
 
 def _preamble() -> dict[str, str]:

@@ -228,6 +228,9 @@ def sentence(clause: str) -> str:
     return f"{clause[:1].upper()}{clause[1:]}."
 
 
+_LEAST = 1e-200  # a product of so many chances says no more than that it is none
+
+
 def searched(search: Search) -> list[str]:
     """The result of a search, as clauses.
 
@@ -242,7 +245,9 @@ def searched(search: Search) -> list[str]:
     where = {"a larger case": "in a larger case ", "cases like this one": f"in {cases}, "}.get(search.of, "")
     clauses = [f"{where}the reference emits {search.explained} of {search.surprising} wrong tokens if {search.words}"]
     if search.chance:
-        sure = f"any of them does so by chance with probability {search.chance:.1g}"
+        chance = max(search.chance, _LEAST)
+        than = "less than " if chance > search.chance else ""
+        sure = f"any of them does so by chance with probability {than}{chance:.1g}"
         clauses.append(f"{many(search.tried, 'edit')} were tried, and {sure}")
     else:
         clauses.append("the options forbid a token that was emitted, so this is no chance")

@@ -27,6 +27,8 @@ def loaded(folder: Path) -> Any:
     """The model of a folder, in the dtype that it is stored in, on a CUDA device where there is one."""
     from transformers import AutoModelForCausalLM
 
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: expected the folder of a model, got {'a file' if folder.exists() else 'none'}")
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True)
     except (OSError, ValueError) as error:

@@ -168,7 +168,7 @@ class Lane(ABC):
 
 ROW_OPTIONS = {"row-limits", "row-eos", *(name.replace("_", "-") for name in SCORING)}
 """Capabilities of which cases on the transparent target have none: rows with these options decode a checkpoint."""
-_SHARE = 5  # for so many cases of the transparent target one on a checkpoint, which takes as long as some of these
+_SHARE = 3  # for so many cases of the transparent target one on a checkpoint, which takes as long as some of these
 
 
 def lanes_of(decoder: Decoder, options: Options) -> list[Lane]:

@@ -9,6 +9,7 @@ from tabulate import tabulate
 from eqcheck.contract.escaping import code, fenced, inline
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import sentence
+from eqcheck.lanes.about import CHECKPOINT
 from eqcheck.report.content import Content, matrix_table
 from eqcheck.report.schema import Condition, Report, ReportedViolation
 
@@ -116,6 +117,7 @@ def _reproduce(condition: Condition) -> str:
 def _exercised(content: Content) -> list[str]:
     lane, coverage = content.lane, content.r.coverage
     counters = {**lane.counters, **(lane.sampled if content.r.sampling else {})}
+    counters |= {name: what for name, what in CHECKPOINT.counters.items() if name in coverage and name not in counters}
     rows = [(name, coverage.get(name, 0), what) for name, what in counters.items() if content.asked(name)]
     largest = ", ".join(f"{count} {what}" for count, what in content.reached)
     table = _table(rows, ("exercised", "cases", "what"))

@@ -172,7 +172,8 @@ def _moments(row: SampledRow, eps: float) -> dict[str, Floats]:
             continue  # no draft: no bet, and no fault
         truths = _wrong(law, p, named[law, 0][live] if law in _MIXED else p)
         for number, bet in enumerate(_alternatives(law)):
-            ratio = np.where(possible, named[bet.law, bet.amount][live] / safe, 1.0)
+            with np.errstate(over="ignore"):  # an infinite ratio is cut
+                ratio = np.where(possible, named[bet.law, bet.amount][live] / safe, 1.0)
             gains = np.log(np.minimum(mixed(ratio, bet.share), HIGHEST)) - rounding
             # An impossible token is a violation at once; to count it as no gain understates.
             gains = np.where(possible, gains, -rounding)

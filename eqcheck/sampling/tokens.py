@@ -120,7 +120,8 @@ def _ratio(row: Seen, how: Verification) -> Floats:
     if how.scheme == MATCH:
         return p
     q = _compared(row, how)
-    return np.asarray(np.minimum(np.divide(p, q, out=(p > 0) * 1.0, where=q > 0), 1.0))
+    with np.errstate(over="ignore"):  # an infinite ratio is cut
+        return np.asarray(np.minimum(np.divide(p, q, out=(p > 0) * 1.0, where=q > 0), 1.0))
 
 
 def _compared(row: Seen, how: Verification) -> Floats:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,8 @@ SEVERAL_ROWS: Needs = {"several rows": lambda case: len(case.prompts) > 1}
 PADDING: Needs = {"padding": lambda case: len(set(map(len, case.prompts))) > 1}
 AN_EOS: Needs = {"an EOS id": lambda case: bool(case.eos_token_ids)}
 LAWS: dict[str, Law] = {}
+_OF_ROWS: dict[str, Any] = {"stop_sequences": (), "cancel_after": 0}
+"""Fields that hold one value for each row, if any, with the value of a row without."""
 
 
 @pytest.fixture(scope="session")
@@ -111,7 +114,10 @@ def test_row_permutation(case: Case, choose: Choices, decoder: Decoder) -> Itera
 def test_padding(case: Case, choose: Choices, decoder: Decoder) -> Iterable[Case]:
     """The padding side, and how much a row is padded, do not matter."""
     longer = tuple(choose.some(lambda choose: choose.integer(0, VOCAB_SIZE - 1), 7, 12))
-    padded = replace(case, prompts=(*case.prompts, longer))
+    beside: dict[str, Any] = {
+        name: (*getattr(case, name), none) for name, none in _OF_ROWS.items() if getattr(case, name)
+    }
+    padded = replace(case, prompts=(*case.prompts, longer), **beside)
     return [replace(padded, padding_side=side) for side in decoder.padding_sides]
 
 
@@ -190,6 +196,8 @@ def _rows(case: Case, order: Iterable[int]) -> Case:
     """The case with these of its rows, in this order, each with its own draft script."""
     chosen = list(order)
     accepts = tuple(case.accepts[row] if row < len(case.accepts) else () for row in chosen)
-    return replace(
-        case, prompts=tuple(case.prompts[row] for row in chosen), accepts=accepts if case.agreement is None else ()
-    )
+    own: dict[str, Any] = {
+        name: tuple(held[row] for row in chosen) for name in _OF_ROWS if (held := getattr(case, name))
+    }
+    prompts = tuple(case.prompts[row] for row in chosen)
+    return replace(case, prompts=prompts, accepts=accepts if case.agreement is None else (), **own)

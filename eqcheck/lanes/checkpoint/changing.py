@@ -11,6 +11,7 @@ from eqcheck.checkpoints.truth import Truth, row_with, with_options
 from eqcheck.contract.options import LISTS, SCORING
 
 _SHARE, _ALWAYS = 0.2, 0.7  # of the cases, for each option; of the rows chosen in them
+_ACROSS = 0.3  # of the rows with bad words
 _TRIES = 4  # until one changes a token
 COUNTERS = {
     "min_new_tokens": ("min_new_tokens",),
@@ -33,12 +34,14 @@ def _biased(rng: random.Random, row: EngineRow, output: Sequence[int]) -> Engine
 
 
 def _banned(rng: random.Random, row: EngineRow, output: Sequence[int]) -> EngineRow:
-    """One to three words of one to three tokens that the row emits, and some that it begins."""
+    """One to three words of one to three tokens that the row emits, and some that it begins, or its prompt does."""
     words = []
     for _ in range(rng.randint(1, 3)):
         start = rng.randrange(len(output))
         word = tuple(output[start : start + rng.randint(1, 3)])
         words.append(word if rng.random() < 0.8 else (*word, rng.randrange(VOCAB_SIZE)))
+    if rng.random() < _ACROSS:
+        words.append((row.prompt[-1], output[0]))  # the prompt is no new token, so this forbids nothing
     return row_with(row, bad_words=tuple(words))
 
 

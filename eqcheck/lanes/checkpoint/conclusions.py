@@ -9,6 +9,8 @@ from eqcheck.contract.decoders import CAPABILITIES
 from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.explanation.records import many
 from eqcheck.lanes.about import CHECKPOINT
+from eqcheck.lanes.checkpoint.changing import COUNTERS
+from eqcheck.lanes.checkpoint.drawing import SETTINGS
 from eqcheck.lanes.lane import EXACT_LAW, LESS
 from eqcheck.result import declining
 from eqcheck.result.findings import Audit
@@ -26,7 +28,7 @@ def conclusions(result: Audit) -> None:
     """Draw conclusions from the counts and the findings of ``result`` into its facts and warnings."""
     if result.unsettled:
         result.warnings.append(
-            f"{result.unsettled} failing cases count with no finding: there was no time to look into them"
+            f"no finding has {many(result.unsettled, 'failing case')}: there was no time to confirm them"
         )
     observed = result.tally.observed
     drafted, accepted = observed["drafted"], observed["accepted"]
@@ -76,12 +78,26 @@ def _warnings(result: Audit) -> list[str]:
     warnings += declining.of_ends(result.decoder, result.coverage) if tally.run else []
     warnings += declining.too_many(tally.declined, tally.drawn)
     warnings += refused(tally, result.decoder.dtype)
+    # A profile says in its first line what it asks; an engine that declines everything is told so.
+    warnings += _unasked(result) if not result.options.profile and (tally.run or not tally.drawn) else []
     if result.doubtful:
         count = sum(finding.count for finding in result.doubtful)
         ids = ", ".join(finding.case.id for finding in result.doubtful[:5])
         said = f"{many(count, 'failing case')} did not fail in the same way when decoded alone by a new process ({ids})"
         warnings.append(Notice(f"{said}; what was decoded before may matter, so this is no violation", INCONCLUSIVE))
     return warnings
+
+
+def _unasked(result: Audit) -> list[str]:
+    """The warning about checkpoints, settings and options that the decoder claims, and that no case has had so far."""
+    met = {name.split(" ", 1)[0] for name in result.tally.served}
+    missed = [f"on the checkpoint {kind}" for kind in result.decoder.kinds if kind not in met]
+    counters = {option.replace("_", "-"): counter for counter, options in COUNTERS.items() for option in options}
+    counters |= {name: name.replace("-", "_") for name in (*SETTINGS, "row-limits", "row-eos")}
+    claimed = [name for name in counters if name in result.decoder.capabilities]
+    missed += [f"with {name}" for name in claimed if not result.coverage.get(counters[name])]
+    said = "the decoder claims more than was asked: give the audit more time, or more cases"
+    return [f"no case was {', '.join(missed)}: {said}"] if missed else []
 
 
 def refused(tally: Tally, dtype: str) -> list[str]:

@@ -19,19 +19,21 @@ from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import Truth, row_with
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.contract.options import cancelled
+from eqcheck.contract.options import SCORING, cancelled
 from eqcheck.contract.requirements import prompts_meeting
 from eqcheck.contract.sizes import SERVED, Bounds
 from eqcheck.lanes.checkpoint import changing
 from eqcheck.lanes.checkpoint.reaching import KV_BLOCK, Reach, reached, reaches, reaching
 from eqcheck.lanes.checkpoint.stops import places, stops_seen, with_cancelled, with_logprobs, with_stops
 
-BLOCK = 50  # cases under one setting of the engine
-REACHING = 2  # of them, the last ones
+BLOCK = 20  # cases under one setting of the engine, which has to start for it
+REACHING = 1  # of them, the last one
 RANDOM_EVERY = 4  # of the blocks, where log-probabilities are asked for
 DICTATED_EVERY = 4  # of the blocks all but every fourth, by engines that take dictated drafts
 MANY_SWITCHED = 8  # rows; each is decoded twice
 SWITCHED, SWITCHED_EVERY = 2, 3  # cases with one switch, each time; every so many cases have one
+SETTINGS = ("ngram", "token-budget", "kv-blocks", "prefix-caching")
+"""Capabilities that are settings of an engine."""
 _BOUNDARIES = (16, KV_BLOCK)  # tokens in a block of an engine's cache; the window of a built checkpoint has 32, too
 _ROWS_WITH_EOS, _LOOK_AHEAD = 4, 16  # more cost time: what rows emit must be known
 
@@ -114,9 +116,14 @@ class EngineCases:
             case = replace(case, token_budget=rng.choice((16, 24, 32, 64, 128)))
         if self._has(rng, "kv-blocks", 0.3):
             case = replace(case, kv_blocks=rng.randint(9, 14))
-        if self._has(rng, "prefix-caching", 0.2):
+        if "prefix-caching" in self.capabilities and self._alternates(number):
             case = replace(case, prefix_caching=True)
         return case
+
+    def _alternates(self, number: int) -> bool:
+        """Every other block, so that each kind of checkpoint has blocks of both sorts."""
+        turns = number // len(self.kinds) if len(self.kinds) % 2 == 0 else 0
+        return (number + turns) % 2 == 1
 
     def _case(self, rng: random.Random, settings: EngineCase, beginning: tuple[int, ...]) -> EngineCase:
         size = rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12))
@@ -141,13 +148,15 @@ class EngineCases:
             if self._has(rng, name, 0.15):
                 field = name.replace("-", "_")
                 rows = [row_with(row, **{field: rng.choice(values)}) if rng.random() < 0.6 else row for row in rows]
-        rows = changing.drawn(rng, rows, self.capabilities, truth(settings.checkpoint), _ROWS_WITH_EOS)
+        alone = truth(settings.checkpoint)
+        rows = changing.drawn(rng, rows, self.capabilities, alone, _ROWS_WITH_EOS)
         least = self._has(rng, "min-new-tokens", 0.25)
         if self._has(rng, "row-eos", 0.4) or least:
             chosen = rng.sample(range(size), min(size, _ROWS_WITH_EOS))
-            emitted = truth(settings.checkpoint).emitted([rows[number] for number in chosen], _LOOK_AHEAD)
+            emitted = alone.emitted([rows[number] for number in chosen], _LOOK_AHEAD)
             for number, tokens in zip(chosen, emitted, strict=True):
                 rows[number] = _ending(rng, rows[number], tokens, least)
+        rows = [row if not row.options.changes_scores or alone.decides(row) else _plain(row) for row in rows]
         if self._has(rng, "arrivals", 0.2):
             rows = [row_with(row, arrival=rng.randint(0, 8)) for row in rows]
         return self._dictated(rng, replace(settings, rows=tuple(rows)), limit).meeting(self.requires)
@@ -185,6 +194,11 @@ class EngineCases:
             prompts = [(*shared, *prompt) if rng.random() < 0.8 else prompt for prompt in prompts]
             prompts[-1] = prompts[0]
         return prompts
+
+
+def _plain(row: EngineRow) -> EngineRow:
+    """The row without options that change scores."""
+    return row_with(row, **SCORING)
 
 
 def _switched(case: EngineCase, switch: str) -> EngineCase:

@@ -209,8 +209,11 @@ class CheckpointTarget(SampledTarget):
         shown: dict[str, list[Outcome]] = {}
         promised = [one for one in lane.gathered.outcomes if one.outputs and one.case.promise != "none"]
         end = lane.begun + self.options.budget * LOOKING if self.options.budget else float("inf")
-        for outcome in promised[:PROMISES]:
+        for number, outcome in enumerate(promised[:PROMISES]):
             if time.monotonic() > end:
+                asked = many(min(len(promised), PROMISES), "case")
+                said = f"the promise of seeds was looked into in {number} of {asked}"
+                lane.result.warnings.append(f"{said}: give the audit more time")
                 break
             excused = partial(_rounded, outcome)
             if read := broken(outcome.case, outcome.outputs, lambda case: lane.running.try_case(case).outputs, excused):

@@ -82,19 +82,24 @@ def table(failing: Places, run: Places) -> dict[str, dict[str, list[int]]]:
 def lying(failing: Places, right: Places, hidden: int = 0, crashing: Places | None = None) -> list[str]:
     """On which side of an axis all failing cases lie, where the other side cannot have been spared by chance.
 
-    ``right`` are the cases that do not fail; ``hidden`` others fail otherwise, which may hide this failure. That the
-    values spared are chosen after the fact is allowed for: that any choice of them is spared has a chance below 1 in
-    1000. Of values on which each case is among the ``crashing`` ones nothing is known, which is said.
+    ``right`` are the cases that do not fail; ``hidden`` others fail otherwise, which may hide this failure. Each value
+    spared is held against those hit alone: that any of the axis is spared by chance has a probability below 1 in 1000.
+    Of values on which each case is among the ``crashing`` ones nothing is known, which is said.
     """
     said, crashing = [], crashing or Counter()
     failed, total = _cases(failing), _cases(failing) + _cases(right)
     beside = f"; not counted are {many(hidden, 'case')} of another failure" if hidden else ""
     for axis, values in table(failing, failing + right).items():
         spared = {value: of for value, (failed_there, of) in values.items() if not failed_there}
+        while spared:
+            left = total - sum(spared.values())
+            least = min(spared, key=spared.__getitem__)  # it is the likeliest to be spared by chance
+            chance = exp(_log_comb(left, failed) - _log_comb(left + spared[least], failed))
+            if chance * len(values) < _BY_CHANCE:
+                break
+            del spared[least]
         hit = [value for value in values if value not in spared]
-        left = total - sum(spared.values())
-        chance = exp(_log_comb(left, failed) - _log_comb(total, failed))
-        if spared and hit and chance * (2 ** len(values) - 2) < _BY_CHANCE:
+        if spared and hit:
             sides = [f"{named(axis, *hit)} only: {failed} of {left} cases"]
             sides += [f"{named(axis, value)}: 0 of {of}" for value, of in spared.items()]
             said.append("; ".join(sides) + beside)
