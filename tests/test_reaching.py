@@ -172,8 +172,8 @@ def test_a_right_engine_stays_clean_and_all_that_is_counted_is_met(drawn: list[E
     assert max(len(case.rows) for case in drawn) == 128
 
 
-def test_a_dozen_of_300_cases_reach_far_and_the_others_are_as_large_as_ever(drawn: list[EngineCase]) -> None:
-    assert sum(map(far, range(300))) == 12
+def test_fifteen_of_300_cases_reach_far_and_the_others_are_as_large_as_ever(drawn: list[EngineCase]) -> None:
+    assert sum(map(far, range(300))) == 15
     ordinary = [case for number, case in enumerate(drawn) if not far(number)]
     assert max(len(row.prompt) for case in ordinary for row in case.rows) < 300
     assert max(case.num_draft_tokens for case in ordinary) <= 8

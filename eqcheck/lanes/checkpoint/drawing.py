@@ -157,7 +157,7 @@ class EngineCases:
             for number, tokens in zip(chosen, emitted, strict=True):
                 rows[number] = _ending(rng, rows[number], tokens, least)
         rows = [row if not row.options.changes_scores or alone.decides(row) else _plain(row) for row in rows]
-        if self._has(rng, "arrivals", 0.2):
+        if self._has(rng, "arrivals", 0.5 if settings.prefix_caching else 0.2):  # or nothing is cached in this case
             rows = [row_with(row, arrival=rng.randint(0, 8)) for row in rows]
         return self._dictated(rng, replace(settings, rows=tuple(rows)), limit).meeting(self.requires)
 
@@ -189,9 +189,12 @@ class EngineCases:
             for row, tokens_after in zip(chosen, emitted, strict=True):
                 prompts[row] = (*prompts[row], *tokens_after, *prompts[row])
         if settings.prefix_caching:
-            blocks = rng.choice(_BOUNDARIES) * rng.randint(1, 3)
-            shared = beginning[: min(blocks + rng.choice((-1, 0, 0, 1)), _LONGEST_SHARED)]
-            prompts = [(*shared, *prompt) if rng.random() < 0.8 else prompt for prompt in prompts]
+            block = rng.choice(_BOUNDARIES)
+            length = min(block * rng.randint(1, 3) + rng.choice((-1, 0, 0, 1)), _LONGEST_SHARED)
+            # Another beginning, and blocks of the first behind it: what is cached of a block is of its beginning, too.
+            shared, other = beginning[:length], beginning[::-1][:length]
+            begins = (shared,) * 6 + (other, (*other[:block], *shared[block:]), (), ())
+            prompts = [(*rng.choice(begins), *prompt) for prompt in prompts]
             prompts[-1] = prompts[0]
         return prompts
 
