@@ -95,7 +95,12 @@ def _unasked(result: Audit) -> list[str]:
     counters = {option.replace("_", "-"): counter for counter, options in COUNTERS.items() for option in options}
     counters |= {name: name.replace("-", "_") for name in (*SETTINGS, "row-limits", "row-eos")}
     claimed = [name for name in counters if name in result.decoder.capabilities]
-    missed += [f"with {name}" for name in claimed if not result.coverage.get(counters[name])]
+    changing = {option.replace("_", "-") for options in COUNTERS.values() for option in options}
+    missed += [
+        f"one in which {name} changes a token" if name in changing else f"with {name}"
+        for name in claimed
+        if not result.coverage.get(counters[name])
+    ]
     said = "the decoder claims more than was asked: give the audit more time, or more cases"
     return [f"no case was {', '.join(missed)}: {said}"] if missed else []
 

@@ -1,0 +1,47 @@
+"""What is said of claims that no case met, of values that were spared, and of options that make two tokens alike."""
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+from eqcheck.case.engine import EngineRow
+from eqcheck.checkpoints.judge import truth
+from eqcheck.contract.decoders import RowOptions
+from eqcheck.lanes.checkpoint.conclusions import _unasked
+from eqcheck.lanes.transparent.conclusions import Places, lying
+
+
+def _by_k(**counts: int) -> Places:
+    names = {"one": "1", "few": "2-4", "many": "5+"}
+    places: Places = Counter({("num_draft_tokens", names[name]): count for name, count in counts.items()})
+    places["family", "rotary"] = sum(counts.values())
+    return places
+
+
+def test_a_value_that_chance_may_spare_is_not_told_as_spared() -> None:
+    assert lying(_by_k(few=22), _by_k(one=30, few=55, many=23)) == []  # each of the two might be spared by chance
+    assert lying(_by_k(few=40, many=20), _by_k(one=60, few=20, many=20)) == [
+        "K of 2 or more only: 60 of 100 cases; K of 1: 0 of 60"
+    ]
+
+
+def test_two_tokens_of_one_score_are_seen() -> None:
+    alone, prompt = truth("full"), (5, 6, 7)
+    plain = EngineRow(prompt, RowOptions(1))
+    best, second = alone.scores(plain, ())[0].topk(2)[1].tolist()
+    margin = float(alone.scores(plain, ())[0][best] - alone.scores(plain, ())[0][second])
+    assert alone.decides(plain)
+    assert not alone.decides(EngineRow(prompt, RowOptions(1, logit_bias={second: margin})))
+
+
+def test_claims_that_no_case_met_are_named() -> None:
+    decoder = SimpleNamespace(kinds=("full", "window"), capabilities=("logit-bias", "kv-blocks", "ngram"))
+    tally = SimpleNamespace(served=Counter({"full model equivalent ": 3}))
+    result: Any = SimpleNamespace(decoder=decoder, tally=tally, coverage={"ngram": 2})
+    (told,) = _unasked(result)
+    assert told.startswith(
+        "no case was on the checkpoint window, one in which logit-bias changes a token, with kv-blocks: "
+    )
+    result.coverage |= {"logit_bias": 1, "kv_blocks": 1}
+    tally.served["window model equivalent "] = 1
+    assert _unasked(result) == []
