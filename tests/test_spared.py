@@ -31,7 +31,7 @@ def test_two_tokens_of_one_score_are_seen() -> None:
     best, second = alone.scores(plain, ())[0].topk(2)[1].tolist()
     margin = float(alone.scores(plain, ())[0][best] - alone.scores(plain, ())[0][second])
     assert alone.decides(plain)
-    assert not alone.decides(EngineRow(prompt, RowOptions(1, logit_bias={second: margin})))
+    assert not alone.decides(EngineRow(prompt, RowOptions(1, logit_bias=((second, margin),))))
 
 
 def test_claims_that_no_case_met_are_named() -> None:
