@@ -4,6 +4,7 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+from eqcheck.abduction import _of_most_rows
 from eqcheck.case.engine import EngineRow
 from eqcheck.checkpoints.judge import truth
 from eqcheck.contract.decoders import RowOptions
@@ -45,3 +46,10 @@ def test_claims_that_no_case_met_are_named() -> None:
     result.coverage |= {"logit_bias": 1, "kv_blocks": 1}
     tally.served["window model equivalent "] = 1
     assert _unasked(result) == []
+
+
+def test_a_cause_that_begins_few_of_the_wrong_rows_is_none() -> None:
+    evidence: Any = SimpleNamespace(first_wrong={0: 1, 1: 0, 2: 3}, wrong_rows=(0, 1, 2))
+    for explained, most in (({(0, 1)}, False), ({(0, 1), (2, 4)}, False), ({(0, 1), (1, 0)}, True)):
+        finding: Any = SimpleNamespace(explained=explained)
+        assert _of_most_rows(evidence, finding) == most
