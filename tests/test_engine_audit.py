@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +24,7 @@ from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.explanation.records import Explanation
+from eqcheck.lanes.checkpoint.explain import left_behind
 from eqcheck.lanes.checkpoint.investigate import Investigation
 from eqcheck.lanes.checkpoint.lane import UNSTEADY, CheckpointLane
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome
@@ -270,3 +273,69 @@ def test_time_is_kept_for_counting_cases_with_the_findings_there_are(since: int,
     pace = Pace(lane)
     assert pace.late(waiting) == late
     assert (pace.left(1, waiting) < 0) == late
+
+
+HAUNTED = """
+    served = ()
+
+    def __call__(self, target, draft, request):
+        from eqcheck.case.engine import EngineRow
+        from eqcheck.checkpoints.judge import truth
+        outputs, ended = [], []
+        for prompt, asked in zip(request.prompts, request.rows):
+            gone = [*self.served, *(first for first, end in ended if end < asked.arrival)]
+            row = truth(target.split("/")[-2]).row(EngineRow(tuple(prompt), asked))
+            outputs.append([1] * len(row) if prompt[0] % 32 in gone else row)
+            ended.append((prompt[0] % 32, asked.arrival + asked.max_new_tokens))
+        self.served += tuple(first for first, _ in ended)
+        return outputs
+"""
+
+
+def test_a_case_that_is_wrong_behind_earlier_ones_is_shown_together_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine keeps something of rows that have ended: alone, each drawn case is right."""
+    monkeypatch.setattr("eqcheck.lanes.checkpoint.investigate.MINIMISE_S", 7.0)
+    monkeypatch.setattr("eqcheck.lanes.checkpoint.investigate.EXPLAIN_S", 0.0)
+    text = ENGINE.partition("    def ")[0].replace('dtype="float32"', 'dtype="float32", capabilities=("arrivals",)')
+    (tmp_path / "haunted.py").write_text(text + HAUNTED)
+    found = audit(registry.load(str(tmp_path / "haunted.py")), Options(cases=4, python=sys.executable))
+    assert (found.verdict, found.doubtful) == ("violation", [])
+    (finding,) = found.violations
+    assert finding.count == sum(outcome.failed for outcome in found.outcomes) > 1
+    assert (finding.seen, finding.fingerprint) == (("wrong token",), "state/leaks-from-earlier-request")
+    assert re.match(r"with other prompt ids in rows? .+; it arrived \d+ steps? after", finding.explanation.detail)
+    wrong = finding.case.rows[finding.explanation.row]
+    gone = [
+        row for row in finding.case.rows if row.options.arrival + row.options.max_new_tokens < wrong.options.arrival
+    ]
+    assert wrong.prompt[0] % 32 in {row.prompt[0] % 32 for row in gone}
+
+
+def test_rows_of_earlier_cases_end_before_those_of_a_later_one_arrive() -> None:
+    early = EngineCase((EngineRow((1, 2), RowOptions(4, arrival=3)), EngineRow((3,), RowOptions(2))))
+    late = EngineCase((EngineRow((5,), RowOptions(6, arrival=1)),))
+    joined = late.after([early], arrivals=True)
+    assert [(row.prompt, row.options.arrival) for row in joined.rows] == [((1, 2), 3), ((3,), 0), ((5,), 3 + 4 + 2 + 1)]
+    assert late.after([early], arrivals=False).rows == early.rows + late.rows
+
+
+@pytest.mark.parametrize(
+    ("arrival", "emitted", "said"),
+    [
+        (20, (9,), "with other prompt ids in row 0 this row emits other tokens; it arrived 16 steps after their"),
+        (20, (8,), ""),
+        (5, (9,), ""),
+    ],
+    ids=["by its prompt", "by its place", "it may not have ended"],
+)
+def test_a_row_that_had_ended_is_named_if_its_prompt_changes_a_later_row(
+    arrival: int, emitted: tuple[int, ...], said: str
+) -> None:
+    case = EngineCase((EngineRow((1,), RowOptions(4)), EngineRow((2,), RowOptions(1, arrival=arrival))))
+    outputs = ((1, 1, 1, 1), (8,))
+    wrong = EngineOutcome(case, "violation", outputs=outputs, rows=(RowJudgement(1, (8,), 0, 7),))
+    statement = left_behind(wrong, lambda other: replace(wrong, case=other, outputs=(outputs[0], emitted)))
+    assert statement.detail.startswith(said)
+    assert bool(statement.detail) == bool(said)

@@ -157,6 +157,20 @@ class EngineCase(AnyCase):
         """The case with these of its rows, in this order."""
         return replace(self, rows=tuple(self.rows[number] for number in numbers))
 
+    def after(self: Self, earlier: Iterable[EngineCase], arrivals: bool) -> Self:
+        """The case with the rows of earlier cases in it; they have ended when its own rows arrive, if ``arrivals``.
+
+        A row may take a step for each new token, and one for each token of its prompt where a budget is small.
+        """
+        cases: list[EngineCase] = [*earlier, self]
+        rows, start = list[EngineRow](), 0
+        for case in cases:
+            moved = [replace(row.options, arrival=start + row.options.arrival) for row in case.rows]
+            rows += (case.with_options(moved) if arrivals else case).rows
+            prefill = sum(len(row.prompt) for row in case.rows) if case.token_budget else len(case.rows)
+            start = max(one.arrival + one.max_new_tokens for one in moved) + prefill
+        return replace(self, rows=tuple(rows))
+
     def meeting(self: Self, requires: tuple[str, ...]) -> Self:
         """The case with its rows changed as little as `eqcheck.contract.requirements` need."""
         prompts = prompts_meeting(requires, self.prompts, PAD, VOCAB_SIZE)

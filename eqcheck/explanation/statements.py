@@ -42,6 +42,8 @@ STATEMENTS = {
     "of-another-row": "the row holds exactly what row {other_row} should hold",
     "short-start": "the output begins {tokens:id} too early, with the end of its prompt",
     "as-many-special": "as many ids of the prompt equal {special}",
+    "left-behind": "with other prompt ids in {gone:row} this row emits other tokens; it arrived {steps:step} after "
+    "their last token was due",
     # where a wrong token comes from
     "unverified": "the emitted token is the draft's proposal, and the target was never fed it to verify it",
     "models-exchanged": "the emitted token is the draft's proposal, and the target was never fed it to verify it; the "

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from eqcheck.abduction import EDITS, Abduced, Evidence, abduce, abduce_alike, abduce_options, fits
 from eqcheck.attribution.whole_rows import prompt_returned
-from eqcheck.case.engine import PAD, EngineCase
+from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase
 from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.kinds import FINGERPRINTS
 from eqcheck.contract.options import options_of
 from eqcheck.explanation.records import Explanation, Given
-from eqcheck.explanation.statements import NOTHING, Statement
+from eqcheck.explanation.statements import NOTHING, Statement, state
 from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome
 from eqcheck.result.outcome import Outcome
 from eqcheck.result.verdict import RowVerdict
@@ -23,13 +23,20 @@ from eqcheck.result.verdict import RowVerdict
 UNEXPLAINED = "no single edit of what the row saw, of those tried, makes the model emit these tokens"
 
 
-def explain(outcome: Outcome, cause: Abduced | None, unexplained: str = UNEXPLAINED) -> Explanation:
-    """The explanation of a failing case by the cause that abduction found; ``unexplained`` says why there is none."""
+def explain(
+    outcome: Outcome, cause: Abduced | None, unexplained: str = UNEXPLAINED, left: Statement = NOTHING
+) -> Explanation:
+    """The explanation of a failing case by the cause that abduction found; ``unexplained`` says why there is none.
+
+    ``left`` says which rows change the first wrong one, though they had ended before it arrived.
+    """
     if not isinstance(outcome, EngineOutcome) or outcome.explanation is not None:
         assert outcome.explanation is not None
         return outcome.explanation
     component, kind = (cause.component, cause.kind) if cause else ("unattributed", "unattributed")
     search, statement = (cause.search, NOTHING) if cause else (None, Statement(unexplained, {}))
+    if not cause and left is not NOTHING:
+        component, kind, statement = "state", "leaks-from-earlier-request", left
     # A cause that was searched for is named after its edit; a case that nobody can explain, after how it looks.
     subject = "" if cause or outcome.symptom == WRONG_TOKEN else outcome.symptom.rpartition("/")[2]
     if outcome.symptom.partition(":")[0] == f"{component}/{kind}":
@@ -81,6 +88,27 @@ def read(outcome: Outcome) -> tuple[str, str] | None:
     if not isinstance(told, list | tuple) or len(told) != 2 or told[0] not in FINGERPRINTS:
         return None
     return str(told[0]), one_line(str(told[1]))
+
+
+def left_behind(outcome: Outcome, decode: Callable[[EngineCase], Outcome]) -> Statement:
+    """The statement that the first wrong row changes with prompts of rows that had ended before it arrived, if so.
+
+    A fault that comes with the number or the place of rows stays the same with other prompts.
+    """
+    case = outcome.case
+    if not isinstance(outcome, EngineOutcome) or outcome.symptom != WRONG_TOKEN or case.token_budget or case.kv_blocks:
+        return NOTHING
+    number = outcome.wrong[0].row
+    due = [row.options.arrival + row.options.max_new_tokens for row in case.rows]
+    latest = case.rows[number].options.arrival - len(case.rows)  # each row may wait for a step
+    gone = [row for row, step in enumerate(due) if step < latest]
+    ids = [tuple((token + VOCAB_SIZE // 3) % VOCAB_SIZE for token in row.prompt) for row in case.rows]
+    rows = [replace(case.rows[row], prompt=ids[row]) if row in gone else case.rows[row] for row in range(len(ids))]
+    other = decode(replace(case, rows=tuple(rows))) if gone else outcome
+    if other.outputs is None or other.outputs[number] == outcome.wrong[0].observed:
+        return NOTHING
+    steps = case.rows[number].options.arrival - max(due[row] for row in gone)
+    return state("left-behind", gone=" ".join(map(str, gone)), steps=steps)
 
 
 def _returned_whole(outcome: EngineOutcome) -> tuple[RowVerdict, Statement] | None:

@@ -12,8 +12,9 @@ from eqcheck.case.engine import EngineCase
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.options import SCORING
 from eqcheck.contract.requirements import unmet
+from eqcheck.explanation.statements import NOTHING
 from eqcheck.lanes.checkpoint.drawing import alike
-from eqcheck.lanes.checkpoint.explain import abduced, common, explain, fitting, misused, read
+from eqcheck.lanes.checkpoint.explain import UNEXPLAINED, abduced, common, explain, fitting, left_behind, misused, read
 from eqcheck.lanes.checkpoint.outcome import HELD_BACK, TOO_EARLY, WRONG_TOKEN
 from eqcheck.lanes.checkpoint.reduction import minimise, needs
 from eqcheck.result.findings import Finding
@@ -47,6 +48,7 @@ class Investigation:
         repeats: Callable[[Outcome], bool],
     ) -> None:
         self.decoder, self.decode, self.repeats = decoder, decode, repeats
+        self.patience = 1  # times as long as usual
         self.causes: dict[str, Abduced] = {}
 
     def finding(self, outcome: Outcome, known: Abduced | None, left: Callable[[], float]) -> Finding:
@@ -58,9 +60,10 @@ class Investigation:
         smallest, minimised = self._minimised(outcome)
         elsewhere = known if smallest is not outcome else None
         cause = self._cause(smallest, minimised, elsewhere) if self.left() > 0 else Attempt(tried=False)
+        left_over = left_behind(smallest, self.decode) if cause.found is None else NOTHING
         finding = Finding(
             smallest,
-            explain(smallest, cause.found) if cause.tried else explain(smallest, None, UNTRIED),
+            explain(smallest, cause.found, UNEXPLAINED if cause.tried else UNTRIED, left_over),
             seen=(outcome.symptom,),
             needs=needs(smallest.case),
             plain=self._plain(smallest),
@@ -75,7 +78,7 @@ class Investigation:
         """The smallest outcome of the same symptom found in time that repeats, and whether there is no smaller one."""
         if outcome.symptom == HANG:  # every try would take the whole time limit
             return outcome, False
-        until = time.monotonic() + min(MINIMISE_S, self.left() / 2)
+        until = time.monotonic() + min(self.patience * MINIMISE_S, self.left() / 2)
         smaller = [outcome]
 
         def fails(case: EngineCase) -> bool:
@@ -110,7 +113,7 @@ class Investigation:
 
     def _alike(self, case: EngineCase, most: int) -> tuple[list[Outcome], bool]:
         """The outcomes of the same case with other prompts, and whether there was time for half of them."""
-        end = time.monotonic() + min(EXPLAIN_S, self.left())
+        end = time.monotonic() + min(self.patience * EXPLAIN_S, self.left())
         wanted = range(min(most, _ALIKE_ROWS // len(case.rows)))
         numbers = takewhile(lambda _: time.monotonic() < end, wanted)
         made = [self.decode(alike(case, number, self.decoder.requires)) for number in numbers]

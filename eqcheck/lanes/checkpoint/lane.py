@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,17 @@ from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.judge import Judge
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoders import Decoder, hook
+from eqcheck.contract.errors import CaseError
 from eqcheck.contract.options import SCORING
+from eqcheck.contract.requirements import unmet
 from eqcheck.contract.sizes import SERVED
+from eqcheck.explanation.statements import NOTHING
 from eqcheck.lanes.checkpoint.conclusions import conclusions as of_counts
 from eqcheck.lanes.checkpoint.drawing import EngineCases
-from eqcheck.lanes.checkpoint.explain import abduced, explain, fitting
+from eqcheck.lanes.checkpoint.explain import abduced, explain, fitting, left_behind
 from eqcheck.lanes.checkpoint.investigate import ENDS, Investigation
-from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
-from eqcheck.lanes.checkpoint.reduction import needs, without
+from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome, judged
+from eqcheck.lanes.checkpoint.reduction import MANY, needs, without
 from eqcheck.lanes.checkpoint.script import checked_script, scripted, shared
 from eqcheck.lanes.lane import LESS, REPEATS, Lane
 from eqcheck.result.findings import Audit, Finding, Options
@@ -36,6 +40,7 @@ from eqcheck.workers.worker import Workers
 
 _PATIENCE = 4  # so many limits, for a case that did not end within one
 UNSTEADY = "the case fails each time that it is decoded alone, but not with the same answer, and no cause was shown"
+_EARLIER = (1, 4)  # cases that the engine decoded before a failing one; then all that it did
 _TELLING = 3  # cases of a group that abduction is asked about first
 _ONLY = "only-dictated-drafts"
 _ROW_OPTIONS = (
@@ -91,6 +96,9 @@ class CheckpointLane(Lane):
         self.bare: dict[str, Outcome] = {}  # by id of case, without its minimum of new tokens
         self.scripting = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
         self.investigation = Investigation(decoder, self._decode, self.repeats)
+        self.carries = False  # whether answers were seen to depend on what the process had decoded before
+        self.alone: Outcome  # of the case that was last decoded alone
+        self.behind: Finding | None = None  # the finding of a case that is right alone, and wrong behind others
         self.told: dict[str, Abduced] = {}  # causes of cases that tell them, by id of case
 
     @contextmanager
@@ -155,6 +163,8 @@ class CheckpointLane(Lane):
         return next((number for number, cause in known.items() if fit and fit in (cause, *cause.also)), None)
 
     def _decode(self, case: EngineCase) -> Outcome:
+        if self.carries:
+            self.running.workers[0].kill()
         return self.running.try_case(case)
 
     def tells(self, outcome: Outcome) -> bool:
@@ -164,27 +174,63 @@ class CheckpointLane(Lane):
         return cause is not None
 
     def repeats(self, outcome: Outcome) -> bool:
-        """Whether a new process, and that one again, give the same answer to this case alone.
+        """Whether a new process gives the same answer to this case alone, time and again; else each of a few new ones.
 
         One that did not end gets more time, once: a slow case on a busy machine is no hang.
         """
         process = self.running.workers[0]
         process.kill()
-        if outcome.symptom != HANG:
-            return super().repeats(outcome)
-        process.timeout *= _PATIENCE
-        try:
-            return process.try_case(outcome.case).symptom == HANG
-        finally:
-            process.timeout /= _PATIENCE
+        if outcome.symptom == HANG:
+            process.timeout *= _PATIENCE
+            try:
+                self.alone = process.try_case(outcome.case)
+                return self.alone.symptom == HANG
+            finally:
+                process.timeout /= _PATIENCE
+        self.alone = process.try_case(outcome.case)
+        if not self.alone.repeats(outcome):
+            return False
+        if not self.carries:
+            self.carries = not all(process.try_case(outcome.case).repeats(outcome) for _ in range(REPEATS - 1))
+        return not self.carries or all(self._decode(outcome.case).repeats(outcome) for _ in range(REPEATS - 1))
 
     def explain(self, outcome: Outcome, group: list[Outcome], left: Callable[[], float]) -> list[Finding] | None:
         outcome = self.bare.get(outcome.case.id, outcome)
         if not self.repeats(outcome):
-            return [self._unsteady(outcome)] if self._always_wrong(outcome) else None
+            if self.alone.failed and self._always_wrong(outcome):
+                return [self._unsteady(outcome)]
+            if self.behind is None and (joined := self._after_others(outcome)) is not None:
+                self.behind = self._found(joined, left)
+            return None if self.behind is None or outcome.symptom != WRONG_TOKEN else [self.behind]
+        return [self._found(outcome, left)]
+
+    def _found(self, outcome: Outcome, left: Callable[[], float]) -> Finding:
+        self.investigation.patience = _PATIENCE if self.carries else 1  # each try takes the start of a process
         finding = self.investigation.finding(outcome, self.told.pop(outcome.case.id, None), left)
         self._script(finding)
-        return [finding]
+        return finding
+
+    def _after_others(self, outcome: Outcome) -> Outcome | None:
+        """The failing case together with rows that its engine had served before, if it fails so each time."""
+        case, arrivals = outcome.case, "arrivals" in self.decoder.capabilities
+        history = outcome.history.cases if outcome.history and outcome.symptom == WRONG_TOKEN else ()
+        alike = [one for one in history if replace(one, rows=case.rows) == case]  # others had an engine of their own
+        at_once = arrivals or "many-rows" in self.decoder.capabilities
+        most = self.options.within(SERVED).rows if at_once else MANY - 1
+        sizes = accumulate((len(one.rows) for one in reversed(alike)), initial=len(case.rows))
+        fitting = sum(size <= most for size in sizes) - 1
+        for size in sorted({min(size, fitting) for size in (*_EARLIER, len(alike))} - {0, -1}):
+            try:
+                joined = case.after(alike[-size:], arrivals)
+            except CaseError:  # too many tokens, or too late
+                return None
+            if unmet(joined, self.decoder.requires):
+                return None
+            self.carries = True
+            tried = replace(self._decode(joined), drawn=outcome.drawn)
+            if tried.symptom == WRONG_TOKEN and self.repeats(tried):
+                return tried
+        return None
 
     def _unsteady(self, outcome: Outcome) -> Finding:
         """The finding of a case that is wrong in more than one way: this answer may have a cause all the same."""
@@ -220,8 +266,10 @@ class CheckpointLane(Lane):
         checkpoint(case.checkpoint)  # or there is none of this name
         with self.drawing():
             outcome = self._decode(case)
-        if outcome.failed:
-            outcome = replace(outcome, explanation=explain(outcome, abduced(outcome)))
+            if outcome.failed:
+                cause, self.carries = abduced(outcome), True
+                left_over = left_behind(outcome, self._decode) if cause is None else NOTHING
+                outcome = replace(outcome, explanation=explain(outcome, cause, left=left_over))
         shown = "An engine that loads a checkpoint calls models of its own: there are no calls to show."
         return outcome, shown if calls else ""
 
