@@ -1,13 +1,24 @@
-"""The power of a profile: the share of the catalogue's faults that its cases catch (``python -m profile_power``)."""
+"""The power of a profile: the share of planted faults that its cases catch.
+
+``python -m profile_power`` takes the faults of the catalogue, ``--served`` those of the engines in `served`. Such an
+engine serves the first checkpoint that shows its fault, and caches prefixes by default if its build can.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
+from typing import Any
 
 import torch
+from served import builds
+from served.catalogue import fresh, held, unseen
+from served.fault import Fault
+from served.faults import FAULTS as SEEN
+from served.score import decoded
 
 from eqcheck import __version__
 from eqcheck.catalogue import FAULTS
@@ -33,18 +44,43 @@ def caught_at(number: int, name: str = "ci") -> int | None:
     return None
 
 
+def served_caught_at(identifier: str, name: str = "ci") -> int | None:
+    """The number of cases until a planted fault of an engine is seen; a process is sent its id."""
+    fault = next(one for one in served() if one.id == identifier)
+    engine, build = fault.broken()(), getattr(builds, fault.build)
+    decoder, drawn = replace(build, kinds=fault.kinds[:1]), profile(name, __version__)
+    lane = next(lane for lane in lanes_of(decoder, Options(seed=drawn.seed, profile=drawn)))
+    draw = drawn.draw(lane.result.lane)
+    assert draw is not None
+    engine.open()
+    for count, case in enumerate(islice(lane.cases(), draw.cases), 1):
+        if decoded(engine, case).failed:
+            return count
+    return None
+
+
+def served() -> tuple[Fault, ...]:
+    """All planted faults of engines."""
+    return (*SEEN, *fresh(), *unseen(), *held())
+
+
 def main() -> None:
     """Print the share, and the faults that are missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", default="ci")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--served", action="store_true", help="the planted faults of engines")
     options = parser.parse_args()
+    faults: Sequence[Any] = served() if options.served else FAULTS
     work: list[Callable[[], int | None]] = [
-        partial(caught_at, number, options.profile) for number in range(len(FAULTS))
+        partial(served_caught_at, fault.id, options.profile)
+        if options.served
+        else partial(caught_at, number, options.profile)
+        for number, fault in enumerate(faults)
     ]
     found = list(in_processes(work, options.jobs))
-    missed = [fault.id for fault, count in zip(FAULTS, found, strict=True) if count is None]
-    print(f"{profile(options.profile, __version__).name} catches {len(FAULTS) - len(missed)} of {len(FAULTS)} faults")
+    missed = [fault.id for fault, count in zip(faults, found, strict=True) if count is None]
+    print(f"{profile(options.profile, __version__).name} catches {len(faults) - len(missed)} of {len(faults)} faults")
     print(f"half of these within {sorted(count for count in found if count)[len(found) // 2]} cases")
     print(f"missed: {', '.join(missed) or 'none'}")
 

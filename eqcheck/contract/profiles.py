@@ -72,7 +72,7 @@ PROFILES = (
         lanes=(
             Draw("transparent", 200, _WIDE),
             Draw("sampling", 24, _WIDE),
-            # One setting, and no case that reaches far, for which engines start anew: a block ends with two of those.
+            # One setting, and no case that reaches far, for which engines start anew: a block ends with one of those.
             Draw("checkpoint", 200, Bounds(rows=12, prompt=64, new_tokens=24, draft_tokens=8), block=202),
         ),
         laws=(*_LAWS, *_SAMPLED),
