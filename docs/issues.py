@@ -90,8 +90,9 @@ def _issue(own: Found, note: dict[str, Any], issue: str) -> str:
 
 def _by_hand(engine: str, note: dict[str, Any]) -> str:
     """The environment and the script of a fault that was found by hand."""
+    package = note.get("package") or f"{engine} {note['version']}"
     return (
-        f"## Environment\n\n- {engine} {note['version']}{_pins(engine.replace('-', '_'))}\n- Linux, on a CPU\n\n"
+        f"## Environment\n\n- {package}{_pins(engine.replace('-', '_'))}\n- Linux, on a CPU\n\n"
         f"## Script\n\n{_own_script(note, engine)}\n\n## Observed\n\n```\n{note['observed'].strip()}\n```"
     )
 
@@ -116,6 +117,8 @@ def _page(blocks: list[str], note: dict[str, Any]) -> str:
     if note.get("fix"):
         run = "" if note.get("tried") else ", not run"
         blocks.append(f"## A fix to consider{run}\n\n```diff\n{note['fix'].strip()}\n```")
+    if note.get("tests"):
+        blocks.append("## Your tests\n\n" + note["tests"].strip())
     if note.get("threads"):
         blocks.append("## Threads\n\n" + "\n".join(f"- {thread}" for thread in note["threads"]))
     return "\n\n".join(blocks) + "\n"
@@ -150,10 +153,15 @@ def _script(conditions: Sequence[Condition], note: dict[str, Any]) -> str:
         return f"There is none: the case was not made smaller. `{inline(conditions[0].reproduce)}` decodes it again."
     first, *others = paths
     ran = f" {note['ran']}" if note.get("ran") else ""
-    beside = "`_engine.py`, " + ", ".join(
-        f"`{name}.py`" for name in re.findall(r"(?m)^from (_\w+) import", (ROOT / first).read_text())
-    )
-    text = f"`{first}`; it needs the engine, and {beside} beside it. Exit code 1 says that it was shown.{ran}"
+    source = (ROOT / first).read_text(encoding="utf-8")
+    beside = ["_engine", *re.findall(r"(?m)^from (_\w+) import", source)]
+    beside += ["_law"] * ("_sampling" in beside)
+    files = ", ".join(f"`{name}.py`" for name in beside)
+    text = f"`{first}`; it needs the packages that its first lines name, and {files} beside it. "
+    if "eqcheck checkpoint write" in source:
+        text += "Its arguments are two folders that `eqcheck` writes as its first lines say. "
+        text += "Without them its verdict means nothing. "
+    text += f"Exit code 1 says that it was shown.{ran}"
     if _lines(first) <= LONGEST:
         text += f"\n\n```python\n{(ROOT / first).read_text(encoding='utf-8').strip()}\n```"
     return text + "".join(f"\n\nAlso: `{path}`" for path in others)

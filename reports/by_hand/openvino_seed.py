@@ -1,4 +1,4 @@
-"""OpenVINO GenAI 2026.4: a request with a seed is answered otherwise each time, if a draft model speculates.
+"""OpenVINO GenAI 2026.4: a request with a seed is not always answered alike, if a draft model speculates.
 
 eqcheck checkpoint write full target --draft draft && python <this file> target draft
 """

@@ -1,0 +1,143 @@
+"""How the engine is driven, for the scripts here; by eqcheck 0.3.0."""
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+
+def prepare() -> None:
+    """Nothing has to be set before the engine is imported."""
+
+
+def start(target: str, draft: str, request: "Request") -> Any:
+    """A pipeline with the request's settings."""
+    import openvino_genai
+
+    target, draft = exported(target), exported(draft)
+    precise: dict[str, Any] = {"INFERENCE_NUM_THREADS": 1}
+    if request.dtype == "float32":
+        precise |= {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.num_kv_blocks = request.kv_blocks or 1000
+    if request.token_budget:
+        scheduler.max_num_batched_tokens = request.token_budget
+    if request.prefix_caching is not None:
+        scheduler.enable_prefix_caching = request.prefix_caching
+    properties = dict(precise)
+    if request.drafting == "model":
+        properties["draft_model"] = openvino_genai.draft_model(draft, "CPU", **precise)
+    elif request.drafting == "ngram":
+        properties["prompt_lookup"] = True
+    return openvino_genai.ContinuousBatchingPipeline(target, scheduler, "CPU", properties)
+
+
+def exported(folder: str) -> str:
+    """The checkpoint for this version of OpenVINO, with the tokenizer that the pipeline asks for; made on first use."""
+    import openvino
+
+    def export(made: Path) -> None:
+        from optimum.intel import OVModelForCausalLM
+
+        OVModelForCausalLM.from_pretrained(folder, export=True, load_in_8bit=False, compile=False).save_pretrained(made)
+
+    def convert(made: Path) -> None:
+        from openvino_tokenizers import convert_tokenizer
+        from transformers import AutoTokenizer
+
+        shutil.copytree(model, made, dirs_exist_ok=True)
+        tokenizers = convert_tokenizer(AutoTokenizer.from_pretrained(folder), with_detokenizer=True)
+        for name, converted in zip(("tokenizer", "detokenizer"), tokenizers, strict=True):
+            openvino.save_model(converted, made / f"openvino_{name}.xml")
+
+    model = once(Path(f"{folder}-openvino"), export)
+    # An older version crashes on a tokenizer of a newer one.
+    return str(once(Path(f"{model}-{openvino.get_version().replace('/', '-')}"), convert))
+
+
+def once(made: Path, make: Any) -> Path:
+    """A folder that is made on first use; another process may make it at the same time."""
+    if not made.is_dir():
+        temporary = Path(tempfile.mkdtemp(prefix=f".{made.name}.", dir=made.parent))
+        try:
+            make(temporary)
+            os.rename(temporary, made)
+        except OSError:
+            if not made.is_dir():
+                raise
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    return made
+
+
+def generation_config(row: "RowOptions", request: "Request") -> Any:
+    """The options of one row, as the engine takes them."""
+    import random
+
+    import openvino_genai
+
+    config = openvino_genai.GenerationConfig()
+    config.max_new_tokens = row.max_new_tokens
+    config.do_sample = row.temperature > 0
+    if config.do_sample:
+        config.temperature = row.temperature
+        config.top_k = row.top_k or 2**31
+        config.top_p = row.top_p
+        if row.min_p:
+            config.min_p = row.min_p
+        config.rng_seed = random.getrandbits(31) if row.seed is None else row.seed
+    config.repetition_penalty = row.repetition_penalty
+    config.presence_penalty = row.presence_penalty
+    config.ignore_eos = not row.eos_token_ids
+    config.eos_token_id = row.eos_token_ids[0] if row.eos_token_ids else 0
+    config.stop_token_ids = set(row.eos_token_ids) or {0}
+    # The texts of the converted tokenizer have spaces between tokens.
+    config.stop_strings = {" ".join(f"[{token}]" for token in stop) for stop in row.stop_sequences}
+    config.include_stop_str_in_output = True
+    if row.eos_token_ids:  # a minimum holds back whatever is an EOS, also where EOS are ignored
+        config.min_new_tokens = row.min_new_tokens
+    if request.drafting != "none":
+        config.num_assistant_tokens = request.num_draft_tokens
+    if request.drafting == "ngram":
+        config.max_ngram_size = 2
+    return config
+
+
+def ended(reasons: Any) -> dict[str, Any]:
+    """How a row ended, as the engine tells it: not by which stop, and an older version tells nothing."""
+    reason = str(reasons[0]).rpartition(".")[2].lower() if reasons else ""
+    return {"finish_reason": reason if reason in ("stop", "length") else None}
+
+
+def decode(pipeline: Any, request: "Request", observed: dict[str, Any] | None = None) -> list[list[int]]:
+    """The new tokens of each row; a row that arrives late is handed over after so many steps."""
+    import numpy
+    import openvino
+
+    prompts = [openvino.Tensor(numpy.array([prompt], dtype=numpy.int64)) for prompt in request.prompts]
+    configs = [generation_config(row, request) for row in request.rows]
+    observed = {} if observed is None else observed
+    if not any(row.arrival for row in request.rows):
+        results = pipeline.generate(prompts, configs)
+        metrics = results[0].extended_perf_metrics
+        if hasattr(metrics, "get_num_draft_tokens"):  # an older version does not count them
+            observed.update(drafted=metrics.get_num_draft_tokens(), accepted=metrics.get_num_accepted_tokens())
+        observed["ends"] = [ended(getattr(result, "finish_reasons", ())) for result in results]
+        return [list(result.m_generation_ids[0]) for result in results]
+    waiting = sorted(range(len(prompts)), key=lambda row: request.rows[row].arrival)
+    handles: dict[int, Any] = {}
+    step = 0
+    while waiting or pipeline.has_non_finished_requests():
+        while waiting and (request.rows[waiting[0]].arrival <= step or not pipeline.has_non_finished_requests()):
+            row = waiting.pop(0)
+            observed["late_rows"] = observed.get("late_rows", 0) + (step > 0)
+            handles[row] = pipeline.add_request(row, prompts[row], configs[row])
+        pipeline.step()
+        step += 1
+    found = [handles[row].read_all()[0] for row in range(len(prompts))]
+    observed["ends"] = [ended([one.finish_reason]) for one in found]
+    return [list(one.generated_ids) for one in found]

@@ -1,0 +1,24 @@
+"""openvino_genai_bfloat16: EOS-held-back, found by eqcheck 0.3.0.
+
+openvino_genai_bfloat16 2026.4.1.0-3408-ab01d1771e4. Needs min-new-tokens, eos-token-ids. Without speculation the engine is right.
+options/ignored-option:minimum-stale-with-prompt: an option is not applied as asked. In 41 cases like this
+one, of which 21 are wrong, the reference emits 21 of 21 wrong tokens if min_new_tokens is compared with the
+number of new tokens when the round began, or after a rejection with the number of all tokens but one, those
+of the prompt included. The options forbid a token that was emitted, so this is no chance.
+
+    eqcheck checkpoint write mistral target --draft draft --agreement 0.75 --dtype bfloat16
+    python <this file> target draft        # exit code 1: shown, 0: not shown; needs openvino-genai, optimum-intel[openvino], torch, and _engine.py and _checkpoint.py beside it
+"""
+
+from _checkpoint import main, row
+
+ROWS = [
+    row([72], 3, eos_token_ids=[149], min_new_tokens=2),
+]
+SETTINGS = {'num_draft_tokens': 1, 'drafting': 'model', 'token_budget': None, 'kv_blocks': None, 'prefix_caching': None, 'dtype': 'bfloat16'}
+
+# The tokens of the target alone, for each row.
+EXPECTED = [[6, 123, 149]]
+
+if __name__ == "__main__":
+    main(ROWS, SETTINGS, EXPECTED)
