@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from clock import CHECKPOINT, TRANSPARENT, Clock
 
 import eqcheck
-from eqcheck.campaign.loop import audit
+from eqcheck.campaign.loop import Campaign, audit
 from eqcheck.case.record import Case
 from eqcheck.case.sampling import SampledCase
 from eqcheck.contract.architectures import family_of
@@ -139,6 +140,14 @@ def test_options_of_rows_are_asked_of_a_decoder_that_is_called_with_models() -> 
     result = audit(decoder, Options(cases=150))
     assert {finding.explanation.component for finding in result.violations} == {"options"}
     assert "frequency-penalty" in str([finding.needs for finding in result.violations])
+
+
+def test_a_budget_leaves_time_for_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock().put(monkeypatch, {*TRANSPARENT, *CHECKPOINT}).charge(monkeypatch, Campaign, "tell", 0.5)
+    result = audit(eqcheck.load(f"{WILD / 'without_penalties.py'}"), Options(cases=None, budget=20.0))
+    lanes = Counter(outcome.case.lane for outcome in result.outcomes)
+    assert lanes["transparent"] > 10
+    assert lanes["checkpoint"] > 5
 
 
 def test_options_are_not_asked_where_rows_without_any_are_wrong() -> None:

@@ -121,6 +121,7 @@ class Campaign:
 
     def seek(self) -> None:
         """Replay, then draw and settle by turns; whatever happens, nothing that was seen is lost."""
+        self.pace.begins(time.monotonic())
         with self._kept():
             self.replay()
             while self.draw():

@@ -36,8 +36,13 @@ class Pace:
         self.lane, self.budget, self.drawn = lane, lane.options.budget, False
         self.until = float("inf")  # when cases are no longer made smaller
         self.end = float("inf")
-        if lane.conditional:
-            self.end = lane.begun + (self.budget * LOOKING if self.budget else _LAST_RESORT_S)
+        self.begins(lane.begun)
+
+    def begins(self, moment: float) -> None:
+        """Count the time of the lane from this moment on; another lane may have had its own time before."""
+        self.lane.begun = moment
+        if self.lane.conditional:
+            self.end = moment + (self.budget * LOOKING if self.budget else _LAST_RESORT_S)
 
     def replays(self) -> bool:
         """Whether there is time for stored cases: where turns are taken, they may take half of a budget."""

@@ -23,6 +23,8 @@ _UNSEEN = (
     ("prefix_caching", "prefix_hits", "use of a cache", "with prefix caching that a cached beginning was used"),
 )
 
+_IF_MISSED = {"kv-blocks": "one whose rows need more kv-blocks than there are"}
+
 
 def conclusions(result: Audit) -> None:
     """Draw conclusions from the counts and the findings of ``result`` into its facts and warnings."""
@@ -97,7 +99,7 @@ def _unasked(result: Audit) -> list[str]:
     claimed = [name for name in counters if name in result.decoder.capabilities]
     changing = {option.replace("_", "-") for options in COUNTERS.values() for option in options}
     missed += [
-        f"one in which {name} changes a token" if name in changing else f"with {name}"
+        f"one in which {name} changes a token" if name in changing else _IF_MISSED.get(name, f"with {name}")
         for name in claimed
         if not result.coverage.get(counters[name])
     ]
