@@ -8,7 +8,7 @@ import pytest
 
 from eqcheck.case.engine import EngineCase
 from eqcheck.checkpoints import built
-from eqcheck.checkpoints.judge import Judge
+from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.contract.decoders import CAPABILITIES
 from eqcheck.contract.sizes import SERVED, Bounds
 from eqcheck.lanes.about import CHECKPOINT
@@ -165,8 +165,8 @@ def test_a_right_engine_stays_clean_and_all_that_is_counted_is_met(drawn: list[E
         assert all(row.first is None for row in judge.rows(case, outputs))
         counted |= exercised(case, outputs, {"preemptions": (again := len(preempted(case)))})
         seen += bool(again)
-    assert set(reached(drawn[0])) | {"preemptions"} <= counted
-    assert set(reached(drawn[0])) <= set(CHECKPOINT.counters)
+    assert set(reached(drawn[0], ())) | {"preemptions"} <= counted
+    assert set(reached(drawn[0], ())) <= set(CHECKPOINT.counters)
     assert seen > 1
     assert max(case.num_draft_tokens for case in drawn) == 32
     assert max(len(case.rows) for case in drawn) == 128
@@ -191,7 +191,21 @@ def test_bounds_and_needs_of_an_engine_are_kept(requires: tuple[str, ...]) -> No
         assert max(options.max_new_tokens for options in case.options) <= 9
         assert case.num_draft_tokens <= 2
     plain = EngineCases(1, (), requires, bounds=SERVED)
-    assert {name for number in range(150) for name, is_so in reached(plain.case(number)).items() if is_so} == {
+    assert {name for number in range(150) for name, is_so in reached(plain.case(number), ()).items() if is_so} == {
         "long_prompt",
         "deep_round",
     }, "the capabilities of an engine are kept, too"
+
+
+def test_rows_go_on_from_rows_that_have_ended_where_prefixes_are_cached() -> None:
+    source = EngineCases(3, ("prefix-caching", "arrivals", "row-limits", "row-eos"), kinds=("full",))
+    met = 0
+    for case in map(source.case, range(120)):
+        outputs = tuple(tuple(truth(case.checkpoint).row(row)) for row in case.rows) if case.prefix_caching else ()
+        if outputs and reached(case, outputs)["goes_on"]:
+            whole = [(*row.prompt, *new) for row, new in zip(case.rows, outputs, strict=True)]
+            last = case.rows[-1]
+            first = next(number for number, text in enumerate(whole[:-1]) if last.prompt[: len(text)] == text)
+            ended = case.rows[first].options
+            met += last.options.arrival > ended.arrival + ended.max_new_tokens
+    assert met > 5

@@ -41,7 +41,8 @@ def test_claims_that_no_case_met_are_named() -> None:
     result: Any = SimpleNamespace(decoder=decoder, tally=tally, coverage={"ngram": 2})
     (told,) = _unasked(result)
     assert told.startswith(
-        "no case was on the checkpoint window, one in which logit-bias changes a token, one whose rows need more kv-blocks than there are: "
+        "no case was on the checkpoint window, one in which logit-bias changes a token, "
+        "one whose rows need more kv-blocks than there are: "
     )
     result.coverage |= {"logit_bias": 1, "kv_blocks": 1}
     tally.served["window model equivalent "] = 1

@@ -23,7 +23,7 @@ from eqcheck.contract.options import SCORING, cancelled
 from eqcheck.contract.requirements import prompts_meeting
 from eqcheck.contract.sizes import SERVED, Bounds
 from eqcheck.lanes.checkpoint import changing
-from eqcheck.lanes.checkpoint.reaching import KV_BLOCK, Reach, reached, reaches, reaching
+from eqcheck.lanes.checkpoint.reaching import KV_BLOCK, Reach, going_on, reached, reaches, reaching
 from eqcheck.lanes.checkpoint.stops import places, stops_seen, with_cancelled, with_logprobs, with_stops
 
 BLOCK = 20  # cases under one setting of the engine, which has to start for it
@@ -38,6 +38,7 @@ _BOUNDARIES = (16, KV_BLOCK)  # tokens in a block of an engine's cache; the wind
 _ROWS_WITH_EOS, _LOOK_AHEAD = 4, 16  # more cost time: what rows emit must be known
 
 _LONGEST_SHARED = 3 * KV_BLOCK
+_GOING_ON = 0.3  # of the cases with cached prefixes have a row that goes on from another one
 _EXACT = 0.25  # of the cases have a prompt that is as long as something in the engine
 
 
@@ -156,9 +157,12 @@ class EngineCases:
             emitted = alone.emitted([rows[number] for number in chosen], _LOOK_AHEAD)
             for number, tokens in zip(chosen, emitted, strict=True):
                 rows[number] = _ending(rng, rows[number], tokens, least)
-        rows = [row if not row.options.changes_scores or alone.decides(row) else _plain(row) for row in rows]
         if self._has(rng, "arrivals", 0.5 if settings.prefix_caching else 0.2):  # or nothing is cached in this case
             rows = [row_with(row, arrival=rng.randint(0, 8)) for row in rows]
+        if settings.prefix_caching and size > 1 and rng.random() < _GOING_ON and not self.requires:
+            longer = going_on(rng, rows, alone, "arrivals" in self.capabilities)
+            rows = longer if len(longer[-1].prompt) <= self.bounds.prompt else rows
+        rows = [row if not row.options.changes_scores or alone.decides(row) else _plain(row) for row in rows]
         return self._dictated(rng, replace(settings, rows=tuple(rows)), limit).meeting(self.requires)
 
     def _dictated(self, rng: random.Random, case: EngineCase, limit: int) -> EngineCase:
@@ -323,7 +327,7 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
         "late_rows": observed.get("late_rows", 0) > 0,
     }
     checks |= stops_seen(case, outputs) | cancelled(options, outputs)
-    counters = {name for name, holds in (checks | reached(case)).items() if holds}
+    counters = {name for name, holds in (checks | reached(case, outputs)).items() if holds}
     return counters | answered(case, outputs, observed) | changing.triggered(case, outputs)
 
 

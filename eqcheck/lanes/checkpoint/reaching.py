@@ -7,11 +7,12 @@ and arrivals: ordinary cases have those.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from eqcheck.case.engine import POSITIONS, VOCAB_SIZE, EngineCase, EngineRow
+from eqcheck.checkpoints.truth import Truth, row_with
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.sizes import WIDE, Bounds
 
@@ -43,6 +44,20 @@ def reaches(capabilities: Sequence[str], requires: Sequence[str], bounds: Bounds
         for kind in KINDS
         if set(kind.needs) <= set(capabilities) and kind.fits(bounds) and not (alone and kind in _OF_SEVERAL)
     ]
+
+
+def going_on(rng: random.Random, rows: Sequence[EngineRow], alone: Truth, arrivals: bool) -> list[EngineRow]:
+    """The rows, the last of which goes on from an earlier one, its prompt and its new tokens, once that has ended.
+
+    So a conversation does: entries of new tokens are cached, and the last of these was never fed.
+    """
+    *others, last = rows
+    first = rng.choice([row for row in others if not row.options.changes_scores] or [last])
+    (tokens,) = alone.emitted([first], first.options.max_new_tokens)
+    more = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 6))]
+    later = replace(last, prompt=(*first.prompt, *first.options.cut(tuple(tokens)), *more))
+    end = first.options.arrival + first.options.max_new_tokens + len(rows)
+    return [*others, row_with(later, arrival=end) if arrivals else later]
 
 
 def reaching(
@@ -164,7 +179,7 @@ KINDS = (_LONG, _DEEP, _MANY, _PREEMPTED, _RETURNING, _BUDGETS)
 _OF_SEVERAL = (_MANY, _PREEMPTED, _RETURNING)
 
 
-def reached(case: EngineCase) -> dict[str, bool]:
+def reached(case: EngineCase, outputs: Sequence[tuple[int, ...]]) -> dict[str, bool]:
     """Whether a case reaches there, by the names of the counters that it raises."""
     lengths = [len(row.prompt) for row in case.rows]
     budget, blocks = case.token_budget or 10**9, case.kv_blocks or 10**9
@@ -175,9 +190,18 @@ def reached(case: EngineCase) -> dict[str, bool]:
         "hundred_rows": len(case.rows) > MANY,
         "least_budget": budget <= case.num_draft_tokens + 1,
         "least_blocks": blocks <= FEW_BLOCKS,
+        "goes_on": bool(case.prefix_caching) and any(_goes_on(case, outputs)),
         "beginning_returns": bool(case.prefix_caching) and any(_between(case.rows)),
         "beginning_evicted": bool(case.prefix_caching) and any(held >= blocks for held in _between(case.rows)),
     }
+
+
+def _goes_on(case: EngineCase, outputs: Sequence[tuple[int, ...]]) -> Iterator[bool]:
+    """Of each row with new tokens, whether a later one begins with them and their prompt."""
+    prompts = case.prompts
+    for number, tokens in enumerate(outputs):
+        whole = (*prompts[number], *tokens)
+        yield bool(tokens) and any(prompt[: len(whole)] == whole for prompt in prompts[number + 1 :])
 
 
 def _between(rows: Sequence[EngineRow]) -> list[int]:
