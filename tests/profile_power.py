@@ -65,7 +65,7 @@ def served() -> tuple[Fault, ...]:
 
 
 def main() -> None:
-    """Print the share, and the faults that are missed."""
+    """Print the cases until each fault is caught, the share, and the faults that are missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", default="ci")
     parser.add_argument("--jobs", type=int, default=2)
@@ -78,7 +78,10 @@ def main() -> None:
         else partial(caught_at, number, options.profile)
         for number, fault in enumerate(faults)
     ]
-    found = list(in_processes(work, options.jobs))
+    found = list[int | None]()
+    for fault, count in zip(faults, in_processes(work, options.jobs), strict=True):
+        print(f"{fault.id}: {'missed' if count is None else count}", flush=True)
+        found.append(count)
     missed = [fault.id for fault, count in zip(faults, found, strict=True) if count is None]
     print(f"{profile(options.profile, __version__).name} catches {len(faults) - len(missed)} of {len(faults)} faults")
     print(f"half of these within {sorted(count for count in found if count)[len(found) // 2]} cases")

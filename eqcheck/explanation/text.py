@@ -60,8 +60,8 @@ def kinds_known(e: Explanation) -> bool:
 
 
 def explained(e: Explanation, needs: Sequence[str] | None, plain: str, width: int = WHOLE) -> str:
-    """The text of an explanation, and where it is known how the engine does without speculation, `about_condition`."""
-    condition = about_condition(needs, plain) if plain else ""
+    """The text of an explanation, and `about_condition` where something is known of that."""
+    condition = about_condition(needs, plain) if plain or needs else ""
     return render(e, width) + (wrapped(f"\n  {condition}", width) if condition else "")
 
 

@@ -186,7 +186,7 @@ CHECKPOINT = About(
         "least_budget": "a budget that holds one row's round and no more",
         "prefix_caching": "prefix caching with shared beginnings",
         "prefix_hits": "the engine says that a cached beginning was used",
-        "goes_on": "with prefix caching, a row goes on from an earlier row and its new tokens",
+        "goes_on": "a row goes on from an earlier row and its new tokens",
         "beginning_returns": "a cached beginning comes back after requests with others",
         "beginning_evicted": "it comes back after these took all KV blocks",
         "kv_blocks": "fewer KV blocks than the batch needs",

@@ -38,6 +38,7 @@ _BOUNDARIES = (16, KV_BLOCK)  # tokens in a block of an engine's cache; the wind
 _ROWS_WITH_EOS, _LOOK_AHEAD = 4, 16  # more cost time: what rows emit must be known
 
 _LONGEST_SHARED = 3 * KV_BLOCK
+_SHARED = 0.3  # of the cases share beginnings where prefix caching is the engine's own default
 _GOING_ON = 0.3  # of the cases with cached prefixes have a row that goes on from another one
 _EXACT = 0.25  # of the cases have a prompt that is as long as something in the engine
 
@@ -133,7 +134,9 @@ class EngineCases:
         longest = rng.choice((6, 12, 24, 40))
         if settings.kv_blocks:
             size, longest = max(size, 4), rng.choice((24, 48, 80))
-        drawn = self._prompts(rng, settings, min(size, self.bounds.rows), longest, beginning)
+        # An engine that can cache prefixes may do so by default.
+        caches = settings.prefix_caching or ("prefix-caching" in self.capabilities and rng.random() < _SHARED)
+        drawn = self._prompts(rng, settings, min(size, self.bounds.rows), longest, beginning if caches else ())
         prompts = prompts_meeting(self.requires, [one[: self.bounds.prompt] for one in drawn], PAD, VOCAB_SIZE)
         size = len(prompts)
         limit = rng.randint(1, 24) if rng.random() < 0.3 else rng.randint(12, 32)
@@ -157,9 +160,9 @@ class EngineCases:
             emitted = alone.emitted([rows[number] for number in chosen], _LOOK_AHEAD)
             for number, tokens in zip(chosen, emitted, strict=True):
                 rows[number] = _ending(rng, rows[number], tokens, least)
-        if self._has(rng, "arrivals", 0.5 if settings.prefix_caching else 0.2):  # or nothing is cached in this case
+        if self._has(rng, "arrivals", 0.5 if caches else 0.2):  # or nothing is cached in this case
             rows = [row_with(row, arrival=rng.randint(0, 8)) for row in rows]
-        if settings.prefix_caching and size > 1 and rng.random() < _GOING_ON and not self.requires:
+        if caches and size > 1 and rng.random() < _GOING_ON and not self.requires:
             longer = going_on(rng, rows, alone, "arrivals" in self.capabilities)
             rows = longer if len(longer[-1].prompt) <= self.bounds.prompt else rows
         rows = [row if not row.options.changes_scores or alone.decides(row) else _plain(row) for row in rows]
@@ -192,7 +195,7 @@ class EngineCases:
             emitted = truth(settings.checkpoint).emitted(asked, rng.randint(2, 10))
             for row, tokens_after in zip(chosen, emitted, strict=True):
                 prompts[row] = (*prompts[row], *tokens_after, *prompts[row])
-        if settings.prefix_caching:
+        if beginning:
             block = rng.choice(_BOUNDARIES)
             length = min(block * rng.randint(1, 3) + rng.choice((-1, 0, 0, 1)), _LONGEST_SHARED)
             # Another beginning, and blocks of the first behind it: what is cached of a block is of its beginning, too.

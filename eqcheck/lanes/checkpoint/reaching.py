@@ -47,9 +47,9 @@ def reaches(capabilities: Sequence[str], requires: Sequence[str], bounds: Bounds
 
 
 def going_on(rng: random.Random, rows: Sequence[EngineRow], alone: Truth, arrivals: bool) -> list[EngineRow]:
-    """The rows, the last of which goes on from an earlier one, its prompt and its new tokens, once that has ended.
+    """The rows; the last goes on from an earlier row, behind its prompt and its new tokens, once that has ended.
 
-    So a conversation does: entries of new tokens are cached, and the last of these was never fed.
+    The next turn of a conversation does so: entries of new tokens are cached, and the last token was never fed.
     """
     *others, last = rows
     first = rng.choice([row for row in others if not row.options.changes_scores] or [last])
@@ -190,7 +190,7 @@ def reached(case: EngineCase, outputs: Sequence[tuple[int, ...]]) -> dict[str, b
         "hundred_rows": len(case.rows) > MANY,
         "least_budget": budget <= case.num_draft_tokens + 1,
         "least_blocks": blocks <= FEW_BLOCKS,
-        "goes_on": bool(case.prefix_caching) and any(_goes_on(case, outputs)),
+        "goes_on": any(_goes_on(case, outputs)),
         "beginning_returns": bool(case.prefix_caching) and any(_between(case.rows)),
         "beginning_evicted": bool(case.prefix_caching) and any(held >= blocks for held in _between(case.rows)),
     }
