@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck.abduction import EDITS, Abduced, Evidence, abduce
+from eqcheck.abduction import EDITS, Abduced, Evidence, abduce, everywhere, row_by_row
 from eqcheck.abduction.commits import RULES
 from eqcheck.abduction.contexts import CONTEXTS
 from eqcheck.abduction.evaluation import _Evaluation, _exact
@@ -429,3 +429,16 @@ def test_rows_that_see_their_own_text_are_answered_by_the_function(kind: str) ->
 @pytest.mark.parametrize("name", ["full", "delta", "mamba"])
 def test_a_function_that_is_asked_nothing_answers_nothing(name: str) -> None:
     assert _exact(built(name).function, []) == []
+
+
+def test_no_search_in_long_rows_takes_hours() -> None:
+    """A row of a thousand tokens has a million places where a window may have lost something."""
+    built = checkpoint("mistral").built
+    assert built is not None
+    case = EngineCase((EngineRow(tuple(n % 250 for n in range(1000)), RowOptions(1)),), 2, checkpoint="mistral")
+    long = Evidence(built[0].function, built[1].function, case, [[7]])
+    assert long.first == (0, 0)
+    assert everywhere(long)[1] == len(everywhere(long)[0]), "no context was tried"
+    assert row_by_row(long) == ([], 0)
+    short = Evidence(built[0].function, built[1].function, EngineCase((EngineRow((1, 2), RowOptions(1)),), 2), [[7]])
+    assert row_by_row(short)[1] > 20

@@ -29,6 +29,7 @@ from eqcheck.lanes.checkpoint.investigate import Investigation
 from eqcheck.lanes.checkpoint.lane import UNSTEADY, CheckpointLane
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome
 from eqcheck.result.findings import Finding, Options
+from eqcheck.result.outcome import CaseLog
 from eqcheck.workers.worker import ProcessWorker
 
 
@@ -339,3 +340,15 @@ def test_a_row_that_had_ended_is_named_if_its_prompt_changes_a_later_row(
     statement = left_behind(wrong, lambda other: replace(wrong, case=other, outputs=(outputs[0], emitted)))
     assert statement.detail.startswith(said)
     assert bool(statement.detail) == bool(said)
+
+
+def test_after_a_doubt_the_case_with_the_least_before_it_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "engine.py").write_text(ENGINE)
+    lane = CheckpointLane(registry.load(str(tmp_path / "engine.py")), Options(cases=1))
+    row = EngineRow((8, 8), RowOptions(1))
+    log: list[Any] = [EngineCase((row,)), EngineCase((row,), num_draft_tokens=5), EngineCase((row,))]
+    small = EngineOutcome(EngineCase((row,)), "violation", history=CaseLog(log, 3))
+    large = EngineOutcome(EngineCase((row, row)), "violation", history=CaseLog(log, 2))
+    assert lane.rank(small) < lane.rank(large)
+    lane.doubted = True
+    assert (lane.rank(small)[0], lane.rank(large)[0]) == (2, 1)

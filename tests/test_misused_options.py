@@ -16,12 +16,14 @@ from eqcheck.abduction import Evidence, abduce, abduce_options
 from eqcheck.abduction.misuse import TokenPlace, misused
 from eqcheck.abduction.program import Turn
 from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.checkpoints.judge import truth
+from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import ModelTruth, at_place, row_with
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.lanes.checkpoint.changing import CHANGING
 from eqcheck.lanes.checkpoint.drawing import alike
+from eqcheck.lanes.checkpoint.explain import evidence
+from eqcheck.lanes.checkpoint.outcome import judged
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +148,46 @@ def test_an_option_applied_at_the_wrong_places_is_named(
     assert found.search.edit == edit
     right = [(one, [ModelTruth(models[0]).row(one.rows[0])]) for one in cases]
     assert abduce_options([Evidence(*models, *one) for one in right]) is None
+
+
+@torch.no_grad()
+def test_a_word_that_begins_in_the_prompt_is_named(models: tuple[Any, Any]) -> None:
+    def over_prompt(row: EngineRow, output: list[int], drafts: list[int], offset: int, late: bool) -> Any:
+        return row, [*row.prompt, *output, *drafts[:offset]]
+
+    alone, cases = ModelTruth(models[0]), []
+    for seed in range(5):
+        prompt = tuple(random.Random(seed).choices(range(256), k=6))
+        first, second, *_ = alone.row(case_of(prompts=(prompt,)).rows[0])
+        cases.append(case_of(prompts=(prompt,), bad_words=((prompt[-1], first), (first, second)), max_new_tokens=4))
+    decoded = [(one, _decoded(models, one, over_prompt)) for one in cases]
+    found = abduce_options([Evidence(*models, *one) for one in decoded])
+    assert found is not None
+    assert found.search.edit == "option-over-prompt:bad-words"
+    assert abduce_options([Evidence(*models, one, _decoded(models, one)) for one in cases]) is None
+
+
+def test_a_decoder_in_float64_has_no_near_ties() -> None:
+    """A bonus for a token that is there makes it better by 0.05: that is wrong in float64, and a tie in bfloat16."""
+    prompt = (24, 198, 30, 28, 231, 180, 60, 129, 231, 155)
+    case = EngineCase((EngineRow(prompt, RowOptions(2, frequency_penalty=-1.3)),), 2, checkpoint="full")
+    outputs = (220, 61)
+    assert truth("full").row(case.rows[0]) == [220, 220]
+    for dtype, wrong in (("float64", {(0, 1)}), ("bfloat16", set())):
+        outcome = judged(Judge(dtype), case, {"outputs": [outputs]})
+        assert outcome.failed == bool(wrong)
+        assert evidence(outcome).surprising == wrong
+
+
+def test_a_round_at_the_limit_may_have_all_its_drafts() -> None:
+    """Its last token is no bonus token then."""
+    built = checkpoint("full").built
+    assert built is not None
+    case = EngineCase((EngineRow((5, 9), RowOptions(7)),), 4, checkpoint="full")
+    found = Evidence(built[0].function, built[1].function, case, [truth("full").row(case.rows[0])])
+    (cut,), (uncut,) = (found.schedules_with_options[name][-1] for name in ("own", "uncut"))
+    assert len(cut.drafts) < 4
+    assert len(uncut.drafts) == 4
 
 
 def _counting_all(case: EngineCase) -> list[EngineRow]:

@@ -11,9 +11,10 @@ commits     edits of what is done with predictions; outputs: of what is returned
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, reduce
+from itertools import islice
 from math import comb
 
 from eqcheck.abduction import outputs
@@ -37,6 +38,8 @@ COMPLETE, PARTIAL = 0.01, 1e-4
 LEAST_ROWS = 0.5  # of the wrong rows, in which an explanation of some tokens explains the first wrong one
 # Wrong rows, and rows, up to which all is tried that may be seen. With more it takes minutes.
 ROW_BY_ROW, BATCH = 8, 16
+# Pairs of a query and a token that it may see, in all contexts of a search: more take minutes. Long rows have many.
+MOST_PAIRS = 150_000_000
 _MINIMUM = ("option-ignored:min-new-tokens", "option-over-prompt:min-new-tokens")
 
 
@@ -196,9 +199,16 @@ def of_outputs(evidence: Evidence) -> list[Explained]:
 def everywhere(evidence: Evidence) -> tuple[list[Explained], int]:
     """The findings of edits that an engine makes everywhere, and how many were tried."""
     findings = of_outputs(evidence)
-    contexts = list(systematic(evidence)) if len(evidence.texts) <= BATCH else []
+    contexts = _few(evidence, systematic(evidence)) if len(evidence.texts) <= BATCH else []
     seen = tried(evidence, contexts, evidence.first) if evidence.first is not None else []
     return [*findings, *seen], len(findings) + len(contexts)
+
+
+def _few(evidence: Evidence, contexts: Iterator[EditedContext]) -> list[EditedContext]:
+    """The contexts, or none where it takes too long to try them all: a rival would not be seen."""
+    most = MOST_PAIRS // sum(len(text) ** 2 for text in evidence.texts)
+    few = list(islice(contexts, most + 1))
+    return few if len(few) <= most else []
 
 
 def tried(
@@ -238,7 +248,8 @@ def row_by_row(evidence: Evidence) -> tuple[list[Explained], int]:
     count = 0
     for number, row in enumerate(sorted(evidence.wrong_rows, key=evidence.first_wrong.__getitem__)):
         index = evidence.first_wrong[row]
-        contexts = [one for one in single(evidence, row, index) if not number or one.edit.fingerprint in known]
+        contexts = _few(evidence, single(evidence, row, index))
+        contexts = [one for one in contexts if not number or one.edit.fingerprint in known]
         count += len(contexts)
         here: dict[str, Explained] = {}
         for finding in tried(evidence, contexts, (row, index), [row]):

@@ -49,7 +49,8 @@ class Evidence:
     ``returned`` is what the engine returned, ``outputs`` the same as far as a row may go, ``texts`` are prompts and
     outputs, ``plain[row]`` the scores ``[new tokens + 1, vocabulary]`` without options, ``expected[row]`` the tokens to
     be emitted there. ``surprising`` are the (row, index) of the tokens that are something else, in the rows ``judged``;
-    ``wrong_rows`` have any, ``first_wrong`` is the first such index by row.
+    ``wrong_rows`` have any, ``first_wrong`` is the first such index by row. Scores of a built checkpoint have so much
+    ``noise`` at most; it counts where options bring scores close to each other.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Evidence:
         case: EngineCase,
         outputs: Sequence[Sequence[int]],
         judged: Sequence[int] | None = None,
+        noise: float = BUILT_NOISE,
     ) -> None:
         self.target, self.draft, self.case = target, draft, case
         self.judged = tuple(range(len(outputs)) if judged is None else judged)
@@ -71,7 +73,7 @@ class Evidence:
         self.expected: list[list[int]] = []
         self.surprising: set[tuple[int, int]] = set()
         self._chosen: dict[tuple[object, ...], int] = {}
-        self._noise = BUILT_NOISE if self._mixed and isinstance(target, Function) else 0.0
+        self._noise = noise if self._mixed and isinstance(target, Function) else 0.0
         for number, (plain, output) in enumerate(zip(self.plain, self.outputs, strict=True)):
             scores = with_options(plain, case.rows[number], output)
             self.expected.append([self.preferred(number, n, score) for n, score in enumerate(scores)])
@@ -309,7 +311,7 @@ class Evidence:
 
     @cached_property
     def schedules_with_options(self) -> dict[str, list[Round]]:
-        """The same rounds, and those of a draft that applies the options of rows, or of look-ups padded to K.
+        """The same rounds; those of K drafts at the limit; those of drafts made with options, or padded to K.
 
         Which draft tokens there were decides where a round ends, and a stale option is wrong from there on.
         """
@@ -320,7 +322,8 @@ class Evidence:
             drafts = self._each(lambda row, at: [*self.drafts[row][at], *[_PADDED] * k][:k])
         else:
             drafts = self._drafted(with_options=True)
-        more = {"asked": self._rounds(drafts), "asked and prefilled": self._rounds(drafts, prefilled=True)}
+        more = {"uncut": self._rounds(self.drafts, beyond=k), "asked": self._rounds(drafts)}
+        more |= {"asked and prefilled": self._rounds(drafts, prefilled=True)}
         return self.right_schedules | more
 
     def _rounds(

@@ -67,14 +67,14 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
 
 
 def _over_prompt(evidence: Evidence, name: str) -> Iterator[tuple[str, Predicted]]:
-    """The prompt counts for a minimum or a penalty that is of new tokens, or does not for one that is of all."""
+    """The prompt counts for what is of new tokens, or does not for a penalty that is of all."""
     if name == "min_new_tokens":
         least = [max(0, row.options.min_new_tokens - len(row.prompt)) for row in evidence.case.rows]
         altered = [row_with(row, min_new_tokens=n) for row, n in zip(evidence.case.rows, least, strict=True)]
         yield "option-over-prompt", _chosen(evidence, altered)
     elif name == "repetition_penalty":
         yield "option-without-prompt", _chosen(evidence, [AskedRow((), row.options) for row in evidence.case.rows])
-    elif name in PENALTIES:
+    elif name in PENALTIES or name == "bad_words":
         yield "option-over-prompt", _chosen(evidence, evidence.case.rows, prompted=True)
 
 

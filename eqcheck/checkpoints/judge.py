@@ -52,6 +52,7 @@ class Judge:
 
     def __init__(self, dtype: str) -> None:
         self.dtype: torch.dtype = getattr(torch, dtype)
+        self.noise = 0.0 if dtype == "float64" else BUILT_NOISE  # of scores of a built checkpoint, at most
 
     def rows(self, case: EngineCase, outputs: Sequence[Sequence[int]]) -> list[RowJudgement]:
         """A judgement of each row. Rows are looked at together; one that seems wrong is judged alone."""
@@ -78,10 +79,8 @@ class Judge:
         if asked.options.changes_scores or asked.options.temperature:
             return None
         (scores,) = truth(case.checkpoint).together([asked], [output])
-        bound = BUILT_NOISE
-        if self.dtype == torch.float64:
-            bound = 0.0
-        elif not (pair := checkpoint(case.checkpoint)).built:
+        bound = self.noise
+        if bound and not (pair := checkpoint(case.checkpoint)).built:
             rounded = ModelTruth(pair.models(self.dtype)[0]).together([asked], [output])
             bound = ties.bound([scores], rounded)
         return of_scores(scores[: len(output)], output, bound)
@@ -105,10 +104,10 @@ class Judge:
 
     def _bound(self, case: EngineCase, outputs: Sequence[Sequence[int]], scores: Sequence[torch.Tensor]) -> float:
         """How much the target may prefer its own token at a tie on these rows."""
-        if self.dtype == torch.float64:
+        if not self.noise:
             return 0.0
         if (pair := checkpoint(case.checkpoint)).built:
-            return BUILT_NOISE if any(row.options.changes_scores for row in case.rows) else 0.0
+            return self.noise if any(row.options.changes_scores for row in case.rows) else 0.0
         return ties.bound(scores, ModelTruth(pair.models(self.dtype)[0]).together(case.rows, outputs))
 
 

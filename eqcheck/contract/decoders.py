@@ -91,7 +91,8 @@ class Request:
     Engines that load a checkpoint (``checkpoints=True``) are handed two folders as target and draft and read ``rows``,
     ``dtype``, that of the decoder, ``drafting`` (one of `DRAFTING`; with ``none`` the target decodes alone),
     ``token_budget``, ``kv_blocks``, ``prefix_caching`` and ``switch``, one of `Hooks.switches`; the last four mean the
-    engine's own default where they are None. Where it is ``dictated``, row ``i`` with ``n`` new tokens gets the drafts
+    engine's own default where they are None. One of the ``kv_blocks`` is 32 tokens of a row; an engine with smaller
+    blocks takes as many more. Where drafting is ``dictated``, row ``i`` with ``n`` new tokens gets the drafts
     ``drafts[i][n : n + K]``.
 
         >>> request = Request([[5, 7], [9]], max_new_tokens=6, num_draft_tokens=3, eos_token_ids=(0,), pad_token_id=0,

@@ -130,7 +130,7 @@ class Lane(ABC):
         """The options of a case that set it apart from other cases of the same symptom."""
         return ()
 
-    def rank(self, outcome: Outcome) -> tuple[int, int]:
+    def rank(self, outcome: Outcome) -> tuple[int, ...]:
         """The place of a case in its group: a stored case comes first if it is small, and last if it is not."""
         return not outcome.minimal, not outcome.drawn
 

@@ -13,6 +13,7 @@ from eqcheck.contract.options import LISTS, SCORING
 _SHARE, _ALWAYS = 0.2, 0.7  # of the cases, for each option; of the rows chosen in them
 _ACROSS = 0.3  # of the rows with bad words
 _TRIES = 4  # until one changes a token
+_TRIES_AGAIN = 20  # of a case that is drawn for what the option does
 COUNTERS = {
     "min_new_tokens": ("min_new_tokens",),
     "penalty": ("repetition_penalty", "presence_penalty"),
@@ -77,14 +78,14 @@ def again(rng: random.Random, row: EngineRow, alone: Truth) -> EngineRow:
     for name in CHANGING:
         field = name.replace("-", "_")
         if getattr(row.options, field) != SCORING[field]:
-            row = _until_changed(rng, row_with(row, **{field: SCORING[field]}), name, alone)
+            row = _until_changed(rng, row_with(row, **{field: SCORING[field]}), name, alone, _TRIES_AGAIN)
     return row
 
 
-def _until_changed(rng: random.Random, row: EngineRow, name: str, alone: Truth) -> EngineRow:
+def _until_changed(rng: random.Random, row: EngineRow, name: str, alone: Truth, most: int = _TRIES) -> EngineRow:
     """The row with the option; without it, where no try changes a token."""
     output = alone.row(row)
-    tries = (CHANGING[name](rng, row, output) for _ in range(_TRIES))
+    tries = (CHANGING[name](rng, row, output) for _ in range(most))
     return next((one for one in tries if alone.row(one) != output), row)
 
 

@@ -304,7 +304,7 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
     """The counters that a decoded case raises."""
     rows, options = case.rows, [row.options for row in case.rows]
     needed = sum(-(-(len(r.prompt) + r.options.max_new_tokens + case.num_draft_tokens) // KV_BLOCK) for r in rows)
-    budget = case.token_budget or 10**9
+    budget, preempted = case.token_budget or 10**9, observed.get("preemptions", 0) > 0
     # A row's first token takes a step without a draft, every other step yields what is accepted and one more.
     steps = sum(map(len, outputs)) - len(rows) - observed.get("accepted", 0)
     checks = {
@@ -324,9 +324,9 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
         "budget_below_round": budget < len(rows) * (case.num_draft_tokens + 1),
         "prompt_beyond_budget": any(len(row.prompt) > budget for row in rows),
         "prefix_caching": bool(case.prefix_caching),
-        "kv_blocks": case.kv_blocks is not None and case.kv_blocks < needed,
+        "kv_blocks": case.kv_blocks is not None and (case.kv_blocks < needed or preempted),
         "prefix_hits": observed.get("prefix_hits", 0) > 0,
-        "preemptions": observed.get("preemptions", 0) > 0,
+        "preemptions": preempted,
         "late_rows": observed.get("late_rows", 0) > 0,
     }
     checks |= stops_seen(case, outputs) | cancelled(options, outputs)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from eqcheck.abduction import EDITS, Abduced, Evidence, abduce, abduce_alike, abduce_options, fits
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase
-from eqcheck.checkpoints.judge import truth
+from eqcheck.checkpoints.judge import BUILT_NOISE, truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.kinds import FINGERPRINTS
@@ -125,15 +125,16 @@ def _returned_whole(outcome: EngineOutcome) -> tuple[RowVerdict, Statement] | No
 
 
 @lru_cache(maxsize=48)  # more than the cases like one that are looked at together
-def _evidence(case: EngineCase, outputs: tuple[tuple[int, ...], ...]) -> Evidence:
+def _evidence(case: EngineCase, outputs: tuple[tuple[int, ...], ...], noise: float) -> Evidence:
     pair = checkpoint(case.checkpoint)
     target, draft = (model.function for model in pair.built) if pair.built else pair.models()
-    return Evidence(target, draft if case.drafting == "model" else None, case, outputs)
+    return Evidence(target, draft if case.drafting == "model" else None, case, outputs, noise=noise)
 
 
 def evidence(outcome: Outcome) -> Evidence:
     """The evidence of an outcome, made once."""
-    return _evidence(outcome.case, outcome.outputs or ())
+    noise = outcome.noise if isinstance(outcome, EngineOutcome) else BUILT_NOISE
+    return _evidence(outcome.case, outcome.outputs or (), noise)
 
 
 def abduced(outcome: Outcome) -> Abduced | None:

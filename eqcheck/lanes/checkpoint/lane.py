@@ -97,6 +97,7 @@ class CheckpointLane(Lane):
         self.scripting = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
         self.investigation = Investigation(decoder, self._decode, self.repeats)
         self.carries = False  # whether answers were seen to depend on what the process had decoded before
+        self.doubted = False  # whether a case alone was seen to give another answer
         self.alone: Outcome  # of the case that was last decoded alone
         self.behind: Finding | None = None  # the finding of a case that is right alone, and wrong behind others
         self.told: dict[str, Abduced] = {}  # causes of cases that tell them, by id of case
@@ -118,10 +119,11 @@ class CheckpointLane(Lane):
         """The options of the engine; those of rows may be beside the point."""
         return needs(without(case, _ROW_OPTIONS))
 
-    def rank(self, outcome: Outcome) -> tuple[int, int]:
-        """The place of a case in its group: small ones come first."""
+    def rank(self, outcome: Outcome) -> tuple[int, int, int]:
+        """The place of a case in its group: small ones come first, or where one was in doubt, with little before it."""
         case = outcome.case
-        return len(needs(case)), sum(len(row.prompt) + row.options.max_new_tokens for row in case.rows)
+        size = sum(len(row.prompt) + row.options.max_new_tokens for row in case.rows)
+        return len(_before(outcome)) if self.doubted else 0, len(needs(case)), size
 
     def telling(self, group: list[Outcome]) -> list[Outcome]:
         """The cases that say most in little time: several wrong rows, few others.
@@ -129,7 +131,9 @@ class CheckpointLane(Lane):
         No case is among them that an option makes wrong: one such case alone says little.
         """
         wrong = [one for one in group if isinstance(one, EngineOutcome) and one.wrong and one.symptom not in ENDS]
-        return list(sorted(wrong, key=lambda one: (-min(len(one.wrong), 3), len(one.case.rows)))[:_TELLING])
+        return list(
+            sorted(wrong, key=lambda one: (-min(len(one.wrong), 3), len(one.case.rows), self.rank(one)))[:_TELLING]
+        )
 
     def counted(self, outcome: Outcome) -> int | None:
         number = self._belongs(outcome)
@@ -197,6 +201,7 @@ class CheckpointLane(Lane):
     def explain(self, outcome: Outcome, group: list[Outcome], left: Callable[[], float]) -> list[Finding] | None:
         outcome = self.bare.get(outcome.case.id, outcome)
         if not self.repeats(outcome):
+            self.doubted = True
             if self.alone.failed and self._always_wrong(outcome):
                 return [self._unsteady(outcome)]
             if self.behind is None and (joined := self._after_others(outcome)) is not None:
@@ -213,8 +218,7 @@ class CheckpointLane(Lane):
     def _after_others(self, outcome: Outcome) -> Outcome | None:
         """The failing case together with rows that its engine had served before, if it fails so each time."""
         case, arrivals = outcome.case, "arrivals" in self.decoder.capabilities
-        history = outcome.history.cases if outcome.history and outcome.symptom == WRONG_TOKEN else ()
-        alike = [one for one in history if replace(one, rows=case.rows) == case]  # others had an engine of their own
+        alike = _before(outcome) if outcome.symptom == WRONG_TOKEN else []
         at_once = arrivals or "many-rows" in self.decoder.capabilities
         most = self.options.within(SERVED).rows if at_once else MANY - 1
         sizes = accumulate((len(one.rows) for one in reversed(alike)), initial=len(case.rows))
@@ -294,3 +298,9 @@ class CheckpointLane(Lane):
         if text is None and not self.result.interrupted:
             self.result.warnings.append(f"{finding.id}: a script of it alone does not show it")
         return replace(finding, script=text)
+
+
+def _before(outcome: Outcome) -> list[EngineCase]:
+    """The cases that the process had decoded under the same settings; under others the engine may have begun anew."""
+    case, history = outcome.case, outcome.history.cases if outcome.history else ()
+    return [one for one in history if replace(one, rows=case.rows) == case]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from eqcheck.attribution.completions import otherwise, told_wrongly
 from eqcheck.case.engine import VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.checkpoints import dictation
-from eqcheck.checkpoints.judge import Judge, RowJudgement, truth
+from eqcheck.checkpoints.judge import BUILT_NOISE, Judge, RowJudgement, truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.construction.function import VOCABULARY
 from eqcheck.contract.completion import Completion, split, told
@@ -29,9 +29,13 @@ HELD_BACK, TOO_EARLY = "EOS-held-back", "EOS-too-early"  # where the row has a m
 
 @dataclass(frozen=True)
 class EngineOutcome(Outcome):
-    """A case's result. ``rows`` is empty when the engine failed or cannot do what the case asks."""
+    """A case's result. ``rows`` is empty when the engine failed or cannot do what the case asks.
+
+    ``noise`` is that of the engine's scores of a built checkpoint, at most.
+    """
 
     rows: tuple[RowJudgement, ...] = ()
+    noise: float = BUILT_NOISE
 
     @property
     def wrong(self) -> list[RowJudgement]:
@@ -120,6 +124,7 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
         explanation=explanation,
         observed=observed,
         rows=rows,
+        noise=judge.noise,
     )
 
 
