@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from eqcheck.campaign.loop import audit
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.judge import Judge, truth
+from eqcheck.checkpoints.truth import row_with
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.lanes.checkpoint.drawing import BLOCK, EngineCases, alike
@@ -217,3 +219,27 @@ def test_log_probabilities_of_an_engine_are_the_targets_own(tmp_path: Path, faul
     assert {one.explanation.fingerprint for one in outcomes if one.explanation} == named
     assert all(one.status == "equivalent" for one in outcomes) or named
     assert any("logprobs" in one.coverage for one in outcomes)
+
+
+def test_log_probabilities_are_told_with_a_rows_option_or_without() -> None:
+    """An engine may do either; what it does at some places and not at others is wrong, and other values say nothing."""
+    row = EngineRow((3, 1, 2), RowOptions(6, logprobs=True))
+    tokens = truth("full").row(row)
+    row = row_with(row, logit_bias=((tokens[0], 5.0), (tokens[1], 2.0)))
+    case = EngineCase((row,), checkpoint="full")
+    output = truth("full").row(row)
+    judge = Judge("float32")
+    law = judge.logprobs(case, 0, output)
+    assert law is not None
+    assert law.asked is not None
+
+    def said(told: list[float]) -> str:
+        answer = {"outputs": [output], "told": [{"logprobs": told}]}
+        return getattr(judged(judge, case, answer).explanation, "detail", "")
+
+    assert said(law.own) == said(law.asked) == ""
+    mixed = [*law.asked[:1], *law.own[1:]]
+    assert said(mixed).startswith("new token 0 has its log-probability with the options of the row, new token")
+    assert said([one - 9.0 for one in mixed]) == ""
+    several = replace(case, rows=(row_with(row, presence_penalty=0.5),))
+    assert judge.logprobs(several, 0, output) is None

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from served.builds import ENGINES
 from served.catalogue import fresh, held, unseen
+from served.fault import Fault
 from served.faults import FAULTS
 from served.score import Said, decoded, drawn, explained
+from torch import Tensor
 
-from eqcheck.abduction import tried
+from eqcheck.abduction import abduce, tried
 from eqcheck.abduction.occurrences import systematic
 from eqcheck.lanes.checkpoint.explain import evidence
 
@@ -54,6 +59,40 @@ def test_the_edit_that_is_the_fault_explains_every_wrong_token(name: str, edit: 
     assert case.first
     found = tried(case, [one for one in systematic(case) if one.edit.id == edit], case.first)
     assert any(one.complete and one.explained for one in found)
+
+
+@pytest.mark.parametrize(
+    ("wider", "edit"),
+    [(lambda rejected: (rejected > 0) * 1, "window-width-late"), (lambda rejected: -rejected, "window-by-rejected")],
+)
+@pytest.mark.parametrize("build", ["ring", "paged"])
+def test_a_window_that_is_wrong_after_a_rejection_is_named(build: str, wider: Callable[[int], int], edit: str) -> None:
+    rejected: dict[int, int] = {}
+
+    def commit(right: Any, memory: Any, feed: Any, kept: int) -> None:
+        rejected[feed.row.number] = len(feed.tokens) - kept
+        right(feed, kept)
+
+    def visible(right: Any, memory: Any, feed: Any, layer: int) -> Tensor:
+        seen: Tensor = right(feed, layer)
+        if not (reach := memory.reach(layer)):
+            return seen
+        queries, held = memory.queries(feed, layer)[:, None], memory.held(feed, layer)[None]
+        inside = queries - held < reach + wider(rejected.get(feed.row.number, 0))
+        wrong: Tensor = (held >= 0) & (held <= queries) & inside
+        return wrong
+
+    fault = Fault("late", "late", build, ("mistral",), "mask/window", "own", "", {"commit": commit, "visible": visible})
+    engine = fault.broken()()
+    engine.open()
+    found = set()
+    for number in range(4):
+        rejected.clear()
+        outcome = decoded(engine, drawn(number, "mistral", caching=False))
+        if outcome.failed and (cause := abduce(evidence(outcome))):
+            found.add(cause.search.edit)
+    assert edit in found
+    assert found <= {"window-width-late", "window-by-rejected"}, "where one token is rejected each time, both are true"
 
 
 def test_only_the_component_counts() -> None:

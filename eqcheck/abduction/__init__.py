@@ -67,6 +67,7 @@ class Abduced:
         return any(rival.partition("/")[0] != self.component for rival in self.search.rivals)
 
 
+@lru_cache(maxsize=48)  # cases wait, and are asked about again
 def abduce(evidence: Evidence) -> Abduced | None:
     """Explain the wrong tokens of a case, or say nothing: for right outputs, and where no edit is sure enough.
 

@@ -35,6 +35,13 @@ def _least(sim: Simulation, at: int, layer: int, wider: int = 0) -> int:
     return at - window - wider + 1 if window else 0
 
 
+def _rejected(sim: Simulation, block: FedBlock) -> int:
+    """How many draft tokens were rejected in the round of the row before."""
+    earlier = (turn for turns in reversed(sim.rounds[: sim.number]) for turn in turns if turn.row == block.turn.row)
+    before = next(earlier, None)
+    return len(before.drafts) - before.accepted if before else 0
+
+
 def _width(sim: Simulation) -> int:
     """The window of the layers that have one."""
     return max(sim.evidence.windows.values())
@@ -244,6 +251,12 @@ PARTS = (
          OWN, BLOCKS, scope="windows", position=_without_freed),
     edit("mask/window", "window-width", "windows are of another width, by some tokens", OWN, (-2, -1, 1, 2),
          scope="windows", least=lambda sim, block, at, layer: _least(sim, at, layer, sim.context.amount)),
+    edit("mask/window", "window-width-late", "after a rejection windows are of another width, by some tokens", OWN,
+         (-2, -1, 1, 2), scope="windows",
+         least=lambda sim, block, at, layer: _least(sim, at, layer, sim.context.amount * (_rejected(sim, block) > 0))),
+    edit("mask/window", "window-by-rejected", "after a rejection windows are of another width, by the rejected tokens",
+         OWN, (-1, 1), scope="windows",
+         least=lambda sim, block, at, layer: _least(sim, at, layer, sim.context.amount * _rejected(sim, block))),
     edit("mask/window", "no-window", "layers with a window see all tokens", OWN,
          scope="windows", least=lambda sim, block, at, layer: 0),
     edit("mask/window", "no-window-in-blocks", "layers with a window see all tokens behind the prompt", OWN,

@@ -121,7 +121,9 @@ def _usage(told: Completion, prompt: Ids, row: Ids) -> Statement | None:
 
 def _logprobs(told: Sequence[float], right: Logprobs | None) -> Statement | None:
     """The first log-probability that is not the target's own, and whose they all are from there on."""
-    own, bound = right or (told, 0.0)
+    own, bound, asked = right or Logprobs([*told], 0.0)
+    if asked:
+        return _mixed(told, own, asked, bound)
 
     def differs(index: int, other: int) -> bool:
         return not abs(told[index] - own[other]) <= bound  # NaN differs
@@ -135,6 +137,15 @@ def _logprobs(told: Sequence[float], right: Logprobs | None) -> Statement | None
         if len(moved) > 1 and not any(differs(index, index + by) for index in moved):
             return state(name, index=first)
     return state("logprob", index=first, told=f"{told[first]:.6g}", own=f"{own[first]:.6g}")
+
+
+def _mixed(told: Sequence[float], own: Sequence[float], asked: Sequence[float], bound: float) -> Statement | None:
+    """Whether some log-probabilities are those with the row's options, and others those without; others say nothing."""
+    near = [(abs(value - one) <= bound, abs(value - other) <= bound)
+            for value, one, other in zip(told, own, asked, strict=True)]  # fmt: skip
+    if not all(map(any, near)) or (False, True) not in near or (True, False) not in near:
+        return None
+    return state("logprob-mixed", index=near.index((False, True)), other=near.index((True, False)))
 
 
 def without_passed_stops(run: Run) -> tuple[Run, Explanation | None]:

@@ -11,6 +11,7 @@ import torch
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import FunctionTruth, ModelTruth, Truth, with_options
+from eqcheck.contract.options import SCORING
 from eqcheck.result.outcome import NearTie
 from eqcheck.truth import ties
 from eqcheck.truth.logprobs import Logprobs, of_scores
@@ -71,19 +72,23 @@ class Judge:
         return judgements
 
     def logprobs(self, case: EngineCase, row: int, output: Sequence[int]) -> Logprobs | None:
-        """Those of a row's tokens; None of a row with options that change its law: engines differ in which they tell.
+        """Those of a row's tokens; None of a row with several options that change its law: engines apply some of them.
 
         On built checkpoints all the target's own tokens have about the same.
         """
-        asked = case.rows[row]
-        if asked.options.changes_scores or asked.options.temperature:
+        asked, options = case.rows[row], case.rows[row].options
+        changing = [name for name, off in SCORING.items() if getattr(options, name) != off]
+        if options.temperature or len(changing) > 1 or (options.changes_scores and options.min_new_tokens):
             return None
         (scores,) = truth(case.checkpoint).together([asked], [output])
         bound = self.noise
         if bound and not (pair := checkpoint(case.checkpoint)).built:
             rounded = ModelTruth(pair.models(self.dtype)[0]).together([asked], [output])
             bound = ties.bound([scores], rounded)
-        return of_scores(scores[: len(output)], output, bound)
+        own = of_scores(scores[: len(output)], output, bound)
+        if not options.changes_scores:
+            return own
+        return own._replace(asked=of_scores(with_options(scores, asked, output)[: len(output)], output, bound).own)
 
     def _row(
         self, number: int, row: EngineRow, observed: tuple[int, ...], scores: torch.Tensor, bound: float

@@ -33,6 +33,7 @@ STATEMENTS = {
     "stop-passed": "the row goes on with {tokens:token} after its stop sequence {stop}",
     "reason": "the row ends at {given}, and {told} is told",
     "logprob": "new token {index} has the log-probability {own}, and {told} is told",
+    "logprob-mixed": "new token {index} has its log-probability with the options of the row, new token {other} without",
     "logprob-before": "from new token {index} on, each log-probability that is told is that of the token before",
     "logprob-behind": "from new token {index} on, each log-probability that is told is that of the token behind",
     "switched": "with {switch} the engine emits other tokens here than it does without drafts",

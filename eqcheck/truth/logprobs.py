@@ -18,17 +18,21 @@ EXACT = 1e-6
 
 
 class Logprobs(NamedTuple):
-    """By new token, the target's own; those of a right decoder lie within the ``bound``."""
+    """By new token, the target's own; those of a right decoder lie within the ``bound``.
+
+    ``asked`` are those with the row's options, if it has any: an engine may tell them, if it tells no others.
+    """
 
     own: list[float]
     bound: float
+    asked: list[float] | None = None
 
 
 def of_scores(scores: torch.Tensor, tokens: Sequence[int], bound: float) -> Logprobs:
     """Those of tokens under scores ``[len(tokens), vocabulary]`` that are off by ``bound`` at most.
 
     >>> of_scores(torch.zeros(1, 4), [2], 0.0)
-    Logprobs(own=[-1.3862943611198906], bound=1e-06)
+    Logprobs(own=[-1.3862943611198906], bound=1e-06, asked=None)
     """
     law = scores.double().log_softmax(-1)
     own = [float(law[index, token]) for index, token in enumerate(tokens)]
