@@ -147,6 +147,7 @@ def sampling(row: "RowOptions") -> Any:
         allowed_token_ids=list(row.allowed_ids) or None,
         detokenize=bool(row.stop_sequences),
         logprobs=0 if row.logprobs else None,  # of the token alone
+        prompt_logprobs=0 if row.prompt_logprobs else None,
     )
     if row.bad_words:  # as ids; the engine makes them of texts, if it has a tokenizer
         asked._bad_words_token_ids = list(map(list, row.bad_words))
@@ -188,7 +189,12 @@ def decode(llm: Any, request: "Request", observed: dict[str, Any] | None = None)
             before = len(outputs.get(row, ()))
             if request.drafting == "dictated" and before:
                 rounds[row].append([before, Dictated.proposed[row][before], len(tokens)])
+            of_prompt = ends.get(row, {}).get("prompt_logprobs")  # told once
             outputs[row], ends[row] = tokens, ended(request.rows[row], result.outputs[0])
+            if result.prompt_logprobs:
+                places = zip(request.prompts[row], result.prompt_logprobs, strict=True)
+                of_prompt = [place and float(place[token].logprob) for token, place in places]
+            ends[row]["prompt_logprobs"] = of_prompt
             enough = request.rows[row].cancel_after
             if enough and len(tokens) >= enough and not result.finished:
                 engine.abort_request([result.request_id])
@@ -353,6 +359,7 @@ _CLAIMS: dict[str, Any] = {
         "stop-sequences",
         "finish-reason",
         "logprobs",
+        "prompt-logprobs",
         "cancel",
         "min-new-tokens",
         "repetition-penalty",

@@ -173,7 +173,7 @@ LOGPROBS = """
 import torch, eqcheck
 from transformers import AutoModelForCausalLM
 
-@eqcheck.decoder(name="tells", checkpoints=True, capabilities=("row-limits", "row-eos", "logprobs"))
+@eqcheck.decoder(name="tells", checkpoints=True, capabilities=("row-limits", "row-eos", "logprobs", "prompt-logprobs"))
 class Engine:
     def open(self):
         torch.set_num_threads(1)
@@ -196,8 +196,11 @@ class Engine:
         told = [float(law[len(prompt) - 1 + i, token]) for i, token in enumerate(new)]
         law = draft(out[None]).logits[0].log_softmax(-1)
         drafted = [float(law[len(prompt) - 1 + i, token]) for i, token in enumerate(new)]
+        law = target(out[None]).logits[0].log_softmax(-1)
+        of_prompt = [None, *(float(law[i, token]) for i, token in enumerate(prompt[1:]))]
         FAULT
-        return eqcheck.Completion(new, logprobs=told if options.logprobs else None)
+        return eqcheck.Completion(new, logprobs=told if options.logprobs else None,
+            prompt_logprobs=of_prompt if options.prompt_logprobs else None)
 """
 
 
@@ -207,13 +210,17 @@ class Engine:
         ("pass", set()),
         ("told = [told[0], *told[:-1]]", {"bookkeeping/logprobs"}),
         ("told = [drafted[i] if i % (k + 1) else one for i, one in enumerate(told)]", {"bookkeeping/logprobs"}),
+        ("of_prompt = [None, *of_prompt[2:], 0.0][:len(prompt)]", {"bookkeeping/logprobs"}),
+        ("of_prompt = of_prompt[:8]", {"bookkeeping/logprobs"}),
+        ("of_prompt = of_prompt[1:] or [0.0]", {"crash/invalid-output:outputs"}),
     ],
 )
 def test_log_probabilities_of_an_engine_are_the_targets_own(tmp_path: Path, fault: str, named: set[str]) -> None:
     (tmp_path / "tells.py").write_text(LOGPROBS.replace("FAULT", fault))
     claimed = registry.load(str(tmp_path / "tells.py"))
     cases = EngineCases(0, claimed.capabilities, varied=True)
-    some = [cases.case(number) for number in (*range(2), *range(BLOCK, BLOCK + 8))]
+    some = [cases.case(number) for number in (*range(4), *range(BLOCK, BLOCK + 8))]
+    assert any(options.prompt_logprobs for case in some for options in case.options)
     with worker(claimed, sys.executable) as running:
         outcomes = [running.try_case(case) for case in some]
     assert {one.explanation.fingerprint for one in outcomes if one.explanation} == named

@@ -24,10 +24,12 @@ def told_wrongly(
     options: Sequence[RowOptions],
     rows: Sequence[Ids],
     own: Callable[[int], Logprobs | None] = lambda row: None,
+    of_prompt: Callable[[int], Logprobs | None] = lambda row: None,
 ) -> Explanation | None:
     """The first completion that tells another end of its row, other counts or probabilities; None if all are right.
 
-    The rows are the target's own; ``own`` are the logarithms of the target's probabilities of a row.
+    The rows are the target's own; ``own`` are the logarithms of the target's probabilities of a row, ``of_prompt`` of
+    the tokens of its prompt behind the first.
 
     >>> told_wrongly([Completion((5,), "stop")], [(1,)], [RowOptions(1)], [(5,)]).fingerprint
     'bookkeeping/finish-reason'
@@ -39,6 +41,7 @@ def told_wrongly(
             ("finish-reason", _reason(told, options[number], rows[number])),
             ("usage", _usage(told, prompts[number], rows[number])),
             ("logprobs", _logprobs(told.logprobs, own(number)) if told.logprobs is not None else None),
+            ("logprobs", _of_prompt(told, prompts[number], partial(of_prompt, number))),
         ):
             if statement:
                 return Explanation("bookkeeping", kind, row=number, **statement._asdict())
@@ -137,6 +140,20 @@ def _logprobs(told: Sequence[float], right: Logprobs | None) -> Statement | None
         if len(moved) > 1 and not any(differs(index, index + by) for index in moved):
             return state(name, index=first)
     return state("logprob", index=first, told=f"{told[first]:.6g}", own=f"{own[first]:.6g}")
+
+
+def _of_prompt(told: Completion, prompt: Ids, own: Callable[[], Logprobs | None]) -> Statement | None:
+    """The first log-probability of a prompt's token that is not the target's own."""
+    values = told.prompt_logprobs
+    if values is None:
+        return None
+    if len(values) != len(prompt):
+        return state("prompt-logprobs", told=len(values), tokens=len(prompt))
+    right = own()
+    for index, (value, one) in enumerate(zip(values[1:], right.own if right else (), strict=False), 1):
+        if right and value is not None and not abs(value - one) <= right.bound:
+            return state("prompt-logprob", index=index, told=f"{value:.6g}", own=f"{one:.6g}")
+    return None
 
 
 def _mixed(told: Sequence[float], own: Sequence[float], asked: Sequence[float], bound: float) -> Statement | None:

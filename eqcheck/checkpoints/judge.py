@@ -11,11 +11,12 @@ import torch
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import FunctionTruth, ModelTruth, Truth, with_options
-from eqcheck.contract.options import SCORING
+from eqcheck.contract.options import SCORING, RowOptions
 from eqcheck.result.outcome import NearTie
 from eqcheck.truth import ties
 from eqcheck.truth.logprobs import Logprobs, of_scores
 
+ALL_KNOWN = ("", "full")  # checkpoints of which all scores are known, and not only those of the target's own tokens
 BUILT_NOISE = 0.25  # its scores have less noise in any dtype; margins are 1, and only penalties shrink them
 
 
@@ -80,15 +81,28 @@ class Judge:
         changing = [name for name, off in SCORING.items() if getattr(options, name) != off]
         if options.temperature or len(changing) > 1 or (options.changes_scores and options.min_new_tokens):
             return None
-        (scores,) = truth(case.checkpoint).together([asked], [output])
-        bound = self.noise
-        if bound and not (pair := checkpoint(case.checkpoint)).built:
-            rounded = ModelTruth(pair.models(self.dtype)[0]).together([asked], [output])
-            bound = ties.bound([scores], rounded)
+        scores, bound = self._scores(case.checkpoint, asked, output)
         own = of_scores(scores[: len(output)], output, bound)
         if not options.changes_scores:
             return own
         return own._replace(asked=of_scores(with_options(scores, asked, output)[: len(output)], output, bound).own)
+
+    def prompt_logprobs(self, case: EngineCase, row: int) -> Logprobs | None:
+        """Those of the tokens of a row's prompt behind the first; None where not all scores are known exactly."""
+        first, *others = case.rows[row].prompt
+        if checkpoint(case.checkpoint).kind not in ALL_KNOWN:
+            return None
+        scores, bound = self._scores(case.checkpoint, EngineRow((first,), RowOptions(len(others) + 1)), others)
+        return of_scores(scores[: len(others)], others, bound)
+
+    def _scores(self, name: str, row: EngineRow, output: Sequence[int]) -> tuple[torch.Tensor, float]:
+        """The target's scores after each beginning of ``output``, without options, and by how much they may be off."""
+        (scores,) = truth(name).together([row], [output])
+        bound = self.noise
+        if bound and not (pair := checkpoint(name)).built:
+            rounded = ModelTruth(pair.models(self.dtype)[0]).together([row], [output])
+            bound = ties.bound([scores], rounded)
+        return scores, bound
 
     def _row(
         self, number: int, row: EngineRow, observed: tuple[int, ...], scores: torch.Tensor, bound: float

@@ -18,9 +18,10 @@ class Completion:
     ``finish_reason`` is ``"stop"`` where an EOS or a stop sequence ended the row, and ``"length"`` at its limit.
     ``stop`` is the stop sequence that ended it, and None for an EOS. ``usage`` counts ``prompt_tokens`` and
     ``completion_tokens``. ``logprobs`` are the logarithms of the target's own probabilities of the
-    tokens, before temperature, cuts and penalties. ``prompt_logprobs`` are not judged yet. ``beside`` is whatever else
-    the engine returns with the row, by name, and ``alone`` the same of the engine without drafts, with its ``tokens``.
-    Where options may make ties, ``alone`` has ``margins``: by how much each token is preferred to the second.
+    tokens, before temperature, cuts and penalties, ``prompt_logprobs`` those of the prompt's tokens; the first of
+    these is None, for nothing stands before it. ``beside`` is whatever else the engine returns with the row, by name,
+    and ``alone`` the same of the engine without drafts, with its ``tokens``. Where options may make ties, ``alone`` has
+    ``margins``: by how much each token is preferred to the second.
 
     >>> Completion([5, 7], finish_reason="stop", stop=(7,)).stop
     (7,)
@@ -30,7 +31,7 @@ class Completion:
     finish_reason: str | None = None
     stop: Sequence[int] | None = None
     logprobs: Sequence[float] | None = None
-    prompt_logprobs: Any = None
+    prompt_logprobs: Sequence[float | None] | None = None
     usage: Mapping[str, int] | None = None
     beside: Mapping[str, Any] | None = None
     alone: Mapping[str, Any] | None = None
@@ -53,9 +54,8 @@ def apart(outputs: Any) -> tuple[list[Any], list[dict[str, Any] | None]]:
 
 def told(completions: Sequence[Completion | None]) -> dict[str, bool]:
     """Whether any completion says something that is judged, by the name of the counter."""
-    return {
-        name: any(one and getattr(one, name) for one in completions) for name in ("finish_reason", "usage", "logprobs")
-    }
+    names = "finish_reason", "usage", "logprobs", "prompt_logprobs"
+    return {name: any(one and getattr(one, name) for one in completions) for name in names}
 
 
 def split(outputs: Any) -> tuple[Any, tuple[Completion | None, ...]]:
@@ -77,10 +77,19 @@ def split(outputs: Any) -> tuple[Any, tuple[Completion | None, ...]]:
         if whole and whole.logprobs is not None and not _numbers(whole.logprobs, len(whole.tokens)):
             got = f"{len(whole.logprobs)} items" if isinstance(whole.logprobs, list | tuple) else type(whole.logprobs)
             raise OutputError(f"outputs[{number}].logprobs: expected {len(whole.tokens)} numbers, got {got}")
+        if whole and (law := whole.prompt_logprobs) is not None and not _behind_none(law):
+            got = f"{law!r:.80}"
+            raise OutputError(f"outputs[{number}].prompt_logprobs: expected None and then numbers, got {got}")
         if whole and not isinstance(whole.usage, Mapping | None):
             raise OutputError(f"outputs[{number}].usage: expected a mapping, got {type(whole.usage).__name__}")
     rows = [whole.tokens if whole else row for whole, row in zip(completions, outputs, strict=True)]
     return rows, completions if any(completions) else ()
+
+
+def _behind_none(values: Any) -> bool:
+    return (
+        isinstance(values, list | tuple) and values[:1] in ([None], (None,)) and _numbers(values[1:], len(values) - 1)
+    )
 
 
 def _numbers(values: Any, count: int) -> bool:

@@ -63,6 +63,7 @@ CAPABILITIES = {
     "finish-reason": "rows are returned with why they ended",
     "cancel": "a row may be cancelled when it has so many new tokens",
     "logprobs": "a row that asks for it is returned with the log-probability of each new token",
+    "prompt-logprobs": "a row that asks for it is returned with the log-probability of each token of its prompt",
 }
 DRAFTING = ("model", "ngram", "dictated", "none")
 SETTINGS = ("num_draft_tokens", "drafting", "token_budget", "kv_blocks", "prefix_caching", "switch")

@@ -66,7 +66,8 @@ class RowOptions:
 
     ``eos_token_ids`` end the row, and are not emitted before ``min_new_tokens``. So do new tokens that are one of the
     ``stop_sequences``, which is kept, as an EOS is; tokens of the prompt are no part of a match. ``arrival``: the row
-    is handed over after so many steps of the engine. ``logprobs``: the row is to come with those of its tokens.
+    is handed over after so many steps of the engine. ``logprobs``: the row is to come with those of its tokens;
+    ``prompt_logprobs``: with those of its prompt's.
     ``cancel_after``: the caller needs no more than so many new tokens; the row may end there or somewhat later.
 
     `eqcheck.truth.law.penalised` says how penalties, ``logit_bias`` (numbers by token, kept as pairs), ``bad_words``
@@ -83,7 +84,8 @@ class RowOptions:
     """
 
     # Fields that came later: cases whose rows have none of them keep their ids.
-    omitted: ClassVar[tuple[str, ...]] = ("stop_sequences", "frequency_penalty", *LISTS, "logprobs", "cancel_after")
+    omitted: ClassVar[tuple[str, ...]] = ("stop_sequences", "frequency_penalty", *LISTS, "logprobs", "cancel_after",
+                                          "prompt_logprobs")  # fmt: skip
     max_new_tokens: int
     eos_token_ids: Annotated[tuple[int, ...], Meta(extra=_TOKENS)] = ()
     min_new_tokens: Annotated[int, Meta(ge=0, extra={"is": "a whole number from 0"})] = 0
@@ -102,6 +104,7 @@ class RowOptions:
     allowed_ids: Annotated[tuple[int, ...], Meta(extra=_TOKENS)] = ()
     logprobs: bool = False
     cancel_after: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.logit_bias, Mapping):

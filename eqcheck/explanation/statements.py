@@ -34,6 +34,8 @@ STATEMENTS = {
     "reason": "the row ends at {given}, and {told} is told",
     "logprob": "new token {index} has the log-probability {own}, and {told} is told",
     "logprob-mixed": "new token {index} has its log-probability with the options of the row, new token {other} without",
+    "prompt-logprob": "token {index} of the prompt has the log-probability {own}, and {told} is told",
+    "prompt-logprobs": "{told:log-probability} are told of the prompt, which has {tokens}",
     "logprob-before": "from new token {index} on, each log-probability that is told is that of the token before",
     "logprob-behind": "from new token {index} on, each log-probability that is told is that of the token behind",
     "switched": "with {switch} the engine emits other tokens here than it does without drafts",

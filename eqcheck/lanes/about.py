@@ -43,6 +43,7 @@ _OF_STOPS = {
     "finish_reason": "rows came with a finish reason",
     "usage": "rows came with counts of tokens",
     "logprobs": "rows came with log-probabilities",
+    "prompt_logprobs": "rows came with those of their prompts",
     "to_cancel": "rows to be cancelled",
     "cancelled": "a row was cancelled before its end",
 }

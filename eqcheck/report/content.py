@@ -16,7 +16,7 @@ from eqcheck.result.declining import summary
 from eqcheck.result.findings import STANDINGS
 
 UNCLAIMED_NOTE = "In brackets: families the decoder does not claim; what is found there is a discovery, no violation."
-_OF_COMPLETIONS = ("finish_reason", "usage", "logprobs", "to_cancel", "cancelled")
+_OF_COMPLETIONS = ("finish_reason", "usage", "logprobs", "prompt_logprobs", "to_cancel", "cancelled")
 _OF_TREES = ("tree", "different_trees", "off_spine")
 _SPLIT = {
     "rejected": "rejected drafts and fillers",

@@ -74,6 +74,8 @@ def of_ends(decoder: Decoder, coverage: Mapping[str, int]) -> list[str]:
         warnings.append(f"{said}: return eqcheck.Completion(tokens, finish_reason=...) in place of a list")
     if "logprobs" in decoder.capabilities and not coverage.get("logprobs"):
         warnings.append("the decoder declares logprobs, and no row came with any")
+    if "prompt-logprobs" in decoder.capabilities and not coverage.get("prompt_logprobs"):
+        warnings.append("the decoder declares prompt-logprobs, and no row came with those of its prompt")
     if coverage.get("to_cancel") and not coverage.get("cancelled"):
         warnings.append("rows were to be cancelled, and each was decoded to its end")
     if coverage.get("stops") and not coverage.get("stopped"):

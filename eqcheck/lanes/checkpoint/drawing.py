@@ -85,7 +85,7 @@ class EngineCases:
             own = random.Random(f"eqcheck {self.seed} stops {number}")
             case = with_stops(own, case) if self._has(own, "stop-sequences", 0.4) else case
             case = with_cancelled(own, case) if self._has(own, "cancel", 0.3) else case
-            return with_logprobs(case) if self._has(own, "logprobs", 0.5) else case
+            return with_logprobs(case, self._has(own, "logprobs", 0.5), self._has(own, "prompt-logprobs", 0.3))
         kind = far[(block + block // lcm(len(far), len(self.kinds))) % len(far)]  # each meets each kind of checkpoint
         of_block = random.Random(f"eqcheck {self.seed} reach {block}")
         case = reaching(kind, of_block, rng, settings, self.bounds, self.capabilities)

@@ -49,6 +49,7 @@ _ROW_OPTIONS = (
     "eos-token-ids",
     "stop-sequences",
     "logprobs",
+    "prompt-logprobs",
     "cancel-after",
     "many-rows",
 )

@@ -69,6 +69,7 @@ class Returned(NamedTuple):
             case.options,
             self.outputs,
             lambda row: judge.logprobs(case, row, self.outputs[row]),
+            lambda row: judge.prompt_logprobs(case, row),
         )
 
     @property

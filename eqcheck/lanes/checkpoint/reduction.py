@@ -25,7 +25,8 @@ _ENGINE = ("token_budget", "kv_blocks", "prefix_caching")
 SWITCH = "switch "
 _PLAIN: dict[str, Any] = {field.name: field.default for field in fields(RowOptions)}
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
-_ROW = (*_SAMPLING, "arrival", *SCORING, "eos_token_ids", "stop_sequences", "logprobs", "cancel_after")
+_ROW = (*_SAMPLING, "arrival", *SCORING, "eos_token_ids", "stop_sequences", "logprobs", "prompt_logprobs",
+        "cancel_after")  # fmt: skip
 _ENDS = ("eos_token_ids", "stop_sequences")
 
 

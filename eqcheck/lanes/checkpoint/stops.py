@@ -39,9 +39,9 @@ def with_cancelled(rng: random.Random, case: EngineCase) -> EngineCase:
     )
 
 
-def with_logprobs(case: EngineCase) -> EngineCase:
-    """The case with rows that ask for the log-probabilities of their tokens."""
-    return case.with_options(replace(options, logprobs=True) for options in case.options)
+def with_logprobs(case: EngineCase, new: bool, of_prompt: bool) -> EngineCase:
+    """The case with rows that ask for the log-probabilities of their tokens, or of their prompts'."""
+    return case.with_options(replace(options, logprobs=new, prompt_logprobs=of_prompt) for options in case.options)
 
 
 def stopping(rng: random.Random, prompt: Sequence[int], emitted: Sequence[int]) -> tuple[tuple[int, ...], ...]:
