@@ -49,7 +49,13 @@ def test_the_component_is_found_from_tokens_alone(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "edit"),
-    [("N03-window-in-sections", "window-in-sections"), ("N24-bonus-twice", "state-bonus-twice")],
+    [
+        ("N03-window-in-sections", "window-in-sections"),
+        ("N24-bonus-twice", "state-bonus-twice"),
+        ("F03-unwritten-if-none", "state-empty-if-none"),
+        ("F04-first-if-all", "state-of-first-if-all"),
+        ("F06-window-of-step", "window-of-step"),
+    ],
 )
 def test_the_edit_that_is_the_fault_explains_every_wrong_token(name: str, edit: str) -> None:
     fault = BY_ID[name]

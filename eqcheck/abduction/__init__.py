@@ -5,7 +5,7 @@ drafts      the drafts of an engine whose drafter is known
 evidence    where the model alone disagrees with the output, what was drafted, which rounds there were
 hypotheses  an edit in particular, how much it explains, and by how small a chance
 simulation  who writes which entry where in a batch engine, and what is seen, in one context
-contexts    every edit of what is seen, and what it changes of that; parts: those of windows and of states
+contexts    every edit of what is seen, and what it changes of that; windows and states: those of such parts
 commits     edits of what is done with predictions; outputs: of what is returned, and of options
 """
 

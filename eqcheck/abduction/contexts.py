@@ -1,13 +1,14 @@
-"""Edits of what is seen: what each changes in an engine. Those of windows and states are in `parts`."""
+"""Edits of what is seen: what each changes in an engine. Those of windows and of states have modules of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from eqcheck.abduction.blocks import GONE, PAD_SLOT, FedBlock, HeldToken, RowView
-from eqcheck.abduction.parts import LINE, OWN, PARTS, edit
 from eqcheck.abduction.program import Recomputation
 from eqcheck.abduction.simulation import Simulation
+from eqcheck.abduction.states import STATES
+from eqcheck.abduction.windows import LINE, OWN, WINDOWS, edit
 from eqcheck.case.engine import PAD
 
 
@@ -251,6 +252,7 @@ CONTEXTS = (
     # With a token of 1 the row that ended keeps its last draft tokens, too.
     edit("cache/wrong-row", "ended-row-seen", "what row {row} left in the cache is seen",
          kept=lambda sim, back: back.surplus * (back.ended and sim.context.token), end=_see_ended_row),
-    *PARTS,
+    *WINDOWS,
+    *STATES,
 )
 # fmt: on
