@@ -1,6 +1,6 @@
 """The power of a profile: the share of planted faults that its cases catch.
 
-``python -m profile_power`` takes the faults of the catalogue, ``--served`` those of the engines in `served`. Such an
+``python -m profile_power`` takes the faults of the catalogue, ``... served`` those of the engines in `served`. Such an
 engine serves the first checkpoint that shows its fault, and caches prefixes by default if its build can.
 """
 
@@ -69,13 +69,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", default="ci")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--served", action="store_true", help="the planted faults of engines")
+    parser.add_argument("faults", nargs="?", choices=("catalogue", "served"), default="catalogue")
     options = parser.parse_args()
-    faults: Sequence[Any] = served() if options.served else FAULTS
+    engines = options.faults == "served"
+    faults: Sequence[Any] = served() if engines else FAULTS
     work: list[Callable[[], int | None]] = [
-        partial(served_caught_at, fault.id, options.profile)
-        if options.served
-        else partial(caught_at, number, options.profile)
+        partial(served_caught_at, fault.id, options.profile) if engines else partial(caught_at, number, options.profile)
         for number, fault in enumerate(faults)
     ]
     found = list[int | None]()

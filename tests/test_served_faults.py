@@ -61,9 +61,12 @@ def test_the_edit_that_is_the_fault_explains_every_wrong_token(name: str, edit: 
     fault = BY_ID[name]
     engine = fault.broken()()
     engine.open()
-    case = evidence(decoded(engine, drawn(0, fault.kinds[0], caching=fault.build == "paged")))
-    assert case.first
-    found = tried(case, [one for one in systematic(case) if one.edit.id == edit], case.first)
+    found = list[Any]()
+    for number in range(2):
+        kind = fault.kinds[number % len(fault.kinds)]
+        case = evidence(decoded(engine, drawn(number, kind, caching=fault.build == "paged")))
+        assert case.first
+        found += tried(case, [one for one in systematic(case) if one.edit.id == edit], case.first)
     assert any(one.complete and one.explained for one in found)
 
 

@@ -301,7 +301,7 @@ class Campaign:
         self.tell(events.Settling, symptom, number, self.gathered - len(self.pending), self.gathered)
 
     def _look(self, group: list[Outcome], groups: int, eager: bool) -> None:
-        """Look into the next case of a group; ``eager``: into those that may tell its cause, until one does."""
+        """Look into the next case of a group; ``eager``: into cases that may tell its cause, until one does."""
         for outcome in self.lane.telling(group) if eager else [min(group, key=self.lane.rank)]:
             if self.pace.late(len(self.pending)):
                 return

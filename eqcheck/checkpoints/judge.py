@@ -16,7 +16,7 @@ from eqcheck.result.outcome import NearTie
 from eqcheck.truth import ties
 from eqcheck.truth.logprobs import Logprobs, of_scores
 
-ALL_KNOWN = ("", "full")  # checkpoints of which all scores are known, and not only those of the target's own tokens
+ALL_KNOWN = ("", "full")  # checkpoints whose scores are all known, and not only those of the target's own tokens
 BUILT_NOISE = 0.25  # its scores have less noise in any dtype; margins are 1, and only penalties shrink them
 
 

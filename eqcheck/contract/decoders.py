@@ -89,12 +89,10 @@ class Request:
     choices there (`eqcheck.contract.trees`); behind the last round named its tree stays; where none is, or it is empty,
     the decoder makes one of at most ``num_draft_tokens`` nodes.
 
-    Engines that load a checkpoint (``checkpoints=True``) are handed two folders as target and draft and read ``rows``,
-    ``dtype``, that of the decoder, ``drafting`` (one of `DRAFTING`; with ``none`` the target decodes alone),
-    ``token_budget``, ``kv_blocks``, ``prefix_caching`` and ``switch``, one of `Hooks.switches`; the last four mean the
-    engine's own default where they are None. One of the ``kv_blocks`` is 32 tokens of a row; an engine with smaller
-    blocks takes as many more. Where drafting is ``dictated``, row ``i`` with ``n`` new tokens gets the drafts
-    ``drafts[i][n : n + K]``.
+    Engines that load a checkpoint (``checkpoints=True``) get two folders as target and draft and read ``rows``,
+    ``dtype``, ``drafting`` (one of `DRAFTING`; ``none``: no drafts), ``token_budget``, ``kv_blocks`` (of 32 tokens),
+    ``prefix_caching`` and ``switch``, one of `Hooks.switches`; the last four mean the engine's own default where they
+    are None. Where drafting is ``dictated``, row ``i`` with ``n`` new tokens gets the drafts ``drafts[i][n : n + K]``.
 
         >>> request = Request([[5, 7], [9]], max_new_tokens=6, num_draft_tokens=3, eos_token_ids=(0,), pad_token_id=0,
         ...                   padding_side="left")
