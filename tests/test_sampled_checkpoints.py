@@ -321,6 +321,21 @@ def test_a_seed_that_is_ignored_is_named_where_two_cases_show_it() -> None:
     assert not ignored.minimised
 
 
+@pytest.mark.usefixtures("short")
+def test_a_promise_that_breaks_with_greedy_rows_too_is_not_called_sampling() -> None:
+    rng = random.Random(3)
+
+    def leaking(target: Any, draft: Any, request: Request) -> Any:
+        """Each request begins with another token: what was there before is still seen."""
+        return right("rejection")(
+            target, draft, replace(request, prompts=[[rng.randrange(200), *prompt] for prompt in request.prompts])
+        )
+
+    _, result = audited(replace(right("rejection"), function=leaking, seeds="repeatable"), 16)
+    assert result.violations
+    assert {finding.explanation.component for finding in result.violations}.isdisjoint({"sampling"})
+
+
 def test_who_samples_on_checkpoints_is_audited_in_both_lanes() -> None:
     decoder = replace(right("rejection"), checkpoints=True)
     options = Options(budget=100.0, python="python3")

@@ -218,9 +218,12 @@ class CheckpointTarget(SampledTarget):
             excused = partial(_rounded, outcome)
             if read := broken(outcome.case, outcome.outputs, lambda case: lane.running.try_case(case).outputs, excused):
                 shown.setdefault(read.fingerprint, []).append(replace(outcome, status="violation", explanation=read))
-        for outcomes in shown.values():
-            if len(outcomes) > 1:
-                lane.result.findings.append(replace(lane.unsettled(outcomes[0]), count=len(outcomes)))
+        for outcomes in (outcomes for outcomes in shown.values() if len(outcomes) > 1):
+            tried = (lane.running.try_case(outcome.case.greedy()) for outcome in outcomes[:CONTROLS])
+            self.greedy = next((control for control in tried if control.failed), None)
+            assert outcomes[0].explanation is not None
+            first = replace(outcomes[0], explanation=self._weighed(outcomes[0].explanation))
+            lane.result.findings.append(replace(lane.unsettled(first), count=len(outcomes)))
 
 
 def _where(lane: SampledLane) -> str:
