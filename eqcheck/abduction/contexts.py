@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from eqcheck.abduction.blocks import GONE, PAD_SLOT, FedBlock, HeldToken, RowView
+from eqcheck.abduction.edits import LINE, OWN, edit
 from eqcheck.abduction.program import Recomputation
 from eqcheck.abduction.simulation import Simulation
 from eqcheck.abduction.states import STATES
-from eqcheck.abduction.windows import LINE, OWN, WINDOWS, edit
+from eqcheck.abduction.windows import WINDOWS
 from eqcheck.case.engine import PAD
 
 

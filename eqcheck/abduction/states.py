@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from eqcheck.abduction.blocks import Rollback
-from eqcheck.abduction.program import EMPTY, Turn
+from eqcheck.abduction.edits import BLOCKS, edit, turns_before
+from eqcheck.abduction.program import EMPTY
 from eqcheck.abduction.simulation import Simulation
-from eqcheck.abduction.windows import BLOCKS, edit
 from eqcheck.case.engine import PAD
 
 STATE = ("separate/own", "separate/prefilled")
@@ -74,18 +74,21 @@ def _accepted_lost(sim: Simulation, back: Rollback) -> int:
     return _after(sim, back.row, count - (count > 1 and sim.number > 0))
 
 
+def _whole(sim: Simulation, back: Rollback) -> bool:
+    """Whether there were drafts, and all were accepted."""
+    return back.surplus == 0 and bool(sim.blocks[back.row].turn.drafts)
+
+
 def _last_of_all_lost(sim: Simulation, back: Rollback) -> int:
-    whole = back.surplus == 0 and sim.blocks[back.row].turn.drafts
-    return _after(sim, back.row, _count(sim, back) - bool(whole))
+    return _after(sim, back.row, _count(sim, back) - _whole(sim, back))
+
+
+def _first_if_all(sim: Simulation, back: Rollback) -> int:
+    return _after(sim, back.row, 1 if _whole(sim, back) else _count(sim, back))
 
 
 def _rejected_taken(sim: Simulation, back: Rollback) -> int:
     return _after(sim, back.row, _count(sim, back) + min(back.surplus, sim.context.amount))
-
-
-def _turns(sim: Simulation, row: int) -> list[Turn]:
-    """The turns of a row before this round."""
-    return [turn for turns in sim.rounds[: sim.number] for turn in turns if turn.row == row]
 
 
 def _back_to_block(sim: Simulation, back: Rollback) -> int:
@@ -97,7 +100,7 @@ def _back_to_block(sim: Simulation, back: Rollback) -> int:
 
 def _bonus_twice(sim: Simulation, row: int, at: int) -> int | None:
     """Before the token behind a block that was accepted whole, the state into which it has gone once."""
-    turns = _turns(sim, row)
+    turns = turns_before(sim, row)
     if not turns or at != turns[-1].end - 1 or not 0 < len(turns[-1].drafts) == turns[-1].accepted:
         return None
     state = sim.twice(sim.states[row], sim.states[row])
@@ -133,12 +136,6 @@ def _block_of_next(sim: Simulation, back: Rollback) -> int:
 def _empty_if_none(sim: Simulation, back: Rollback) -> int:
     turn = sim.blocks[back.row].turn
     return EMPTY if turn.drafts and not turn.accepted else _after(sim, back.row, _count(sim, back))
-
-
-def _first_if_all(sim: Simulation, back: Rollback) -> int:
-    turn = sim.blocks[back.row].turn
-    whole = turn.drafts and turn.accepted == len(turn.drafts)
-    return _after(sim, back.row, 1 if whole else _count(sim, back))
 
 
 # fmt: off

@@ -1,30 +1,10 @@
-"""How an edit of a context is written; and the edits of a target's windows."""
+"""Edits of a target's windows."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from eqcheck.abduction.blocks import FedBlock
-from eqcheck.abduction.program import RIGHT_ANEW, Recomputation
-from eqcheck.abduction.simulation import Change, ContextEdit, Simulation
-
-LINE = ("separate/own", "separate/least")
-OWN = ("separate/own",)
-BLOCKS = (4, 8, 16, 32)
-
-
-def edit(
-    fingerprint: str,
-    id: str,
-    words: str,
-    places: tuple[str, ...] = (),
-    amounts: tuple[int, ...] = (0,),
-    anew: Recomputation = RIGHT_ANEW,
-    scope: str = "",
-    **changes: Any,
-) -> ContextEdit:
-    """An edit, by its changes."""
-    return ContextEdit(fingerprint, id, words, places, amounts, Change(**changes), anew, scope)
+from eqcheck.abduction.edits import BLOCKS, OWN, edit, turns_before
+from eqcheck.abduction.simulation import Simulation
 
 
 def _least(sim: Simulation, at: int, layer: int, wider: int = 0) -> int:
@@ -35,9 +15,7 @@ def _least(sim: Simulation, at: int, layer: int, wider: int = 0) -> int:
 
 def _rejected(sim: Simulation, block: FedBlock) -> int:
     """How many draft tokens were rejected in the round of the row before."""
-    earlier = (turn for turns in reversed(sim.rounds[: sim.number]) for turn in turns if turn.row == block.turn.row)
-    before = next(earlier, None)
-    return len(before.drafts) - before.accepted if before else 0
+    return sum(len(turn.drafts) - turn.accepted for turn in turns_before(sim, block.turn.row)[-1:])
 
 
 def _width(sim: Simulation) -> int:

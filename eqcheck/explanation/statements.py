@@ -33,7 +33,8 @@ STATEMENTS = {
     "stop-passed": "the row goes on with {tokens:token} after its stop sequence {stop}",
     "reason": "the row ends at {given}, and {told} is told",
     "logprob": "new token {index} has the log-probability {own}, and {told} is told",
-    "logprob-mixed": "new token {index} has its log-probability with the options of the row, new token {other} without",
+    "logprob-mixed": "of new token {index} the log-probability with the row's option is told, of new token {other} "
+    "the log-probability without it",
     "prompt-logprob": "token {index} of the prompt has the log-probability {own}, and {told} is told",
     "prompt-logprobs": "{told:log-probability} are told of the prompt, which has {tokens}",
     "logprob-before": "from new token {index} on, each log-probability that is told is that of the token before",

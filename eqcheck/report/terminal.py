@@ -186,7 +186,8 @@ def _verdict(content: Content, folder: str, width: int, short: bool) -> list[str
     name, failed = report.decoder.name, report.verdict == "violation" and report.cases.violation
     line = f"{name}: {report.verdict}{f' in {failed} of' if failed else ','} {many(report.cases.run, 'case')}"
     line += ", none wrong by itself" if content.law_alone else ""
-    line += f"; {report.cases.inconclusive} more fail, inconclusive" if failed and report.cases.inconclusive else ""
+    if failed and report.cases.inconclusive:
+        line += f"; {many(report.cases.inconclusive, 'other failing case')} inconclusive"
     line += "; VACUOUS, see the warning" if content.loud else ""
     if report.equivalence.exact_match not in (None, 1):
         line += f"; exact match {content.exact}, prefix match {content.prefix}"

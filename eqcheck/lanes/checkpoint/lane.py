@@ -132,9 +132,7 @@ class CheckpointLane(Lane):
         No case is among them that an option makes wrong: one such case alone says little.
         """
         wrong = [one for one in group if isinstance(one, EngineOutcome) and one.wrong and one.symptom not in ENDS]
-        return list(
-            sorted(wrong, key=lambda one: (-min(len(one.wrong), 3), len(one.case.rows), self.rank(one)))[:_TELLING]
-        )
+        return list(sorted(wrong, key=lambda one: (-min(len(one.wrong), 3), len(one.case.rows)))[:_TELLING])
 
     def counted(self, outcome: Outcome) -> int | None:
         number = self._belongs(outcome)

@@ -118,8 +118,7 @@ class CheckpointTarget(SampledTarget):
         decode, telling, wealth = lane.running.try_case, lane.gathered.telling(), lane.gathered.wealth
         left = lane.begun + (self.options.budget or 0.0) - time.monotonic()
         until = time.monotonic() + max(INVESTIGATING_S, left)
-        tried = (decode(outcome.case.greedy()) for outcome in telling[:CONTROLS])
-        self.greedy = next((one for one in tried if one.failed), None)
+        self.greedy = _wrong_greedily(telling, decode)
         rng = Random()
 
         def shows(case: SampledEngineCase, tokens: int) -> Gathered | None:
@@ -219,11 +218,16 @@ class CheckpointTarget(SampledTarget):
             if read := broken(outcome.case, outcome.outputs, lambda case: lane.running.try_case(case).outputs, excused):
                 shown.setdefault(read.fingerprint, []).append(replace(outcome, status="violation", explanation=read))
         for outcomes in (outcomes for outcomes in shown.values() if len(outcomes) > 1):
-            tried = (lane.running.try_case(outcome.case.greedy()) for outcome in outcomes[:CONTROLS])
-            self.greedy = next((control for control in tried if control.failed), None)
+            self.greedy = _wrong_greedily(outcomes, lane.running.try_case)
             assert outcomes[0].explanation is not None
             first = replace(outcomes[0], explanation=self._weighed(outcomes[0].explanation))
             lane.result.findings.append(replace(lane.unsettled(first), count=len(outcomes)))
+
+
+def _wrong_greedily(outcomes: Sequence[Any], decode: Callable[[Any], Outcome]) -> Outcome | None:
+    """The first of some requests that is wrong with greedy rows, too."""
+    tried = (decode(outcome.case.greedy()) for outcome in outcomes[:CONTROLS])
+    return next((outcome for outcome in tried if outcome.failed), None)
 
 
 def _where(lane: SampledLane) -> str:
