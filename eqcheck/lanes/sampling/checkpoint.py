@@ -185,7 +185,8 @@ class CheckpointTarget(SampledTarget):
         if explanation.kind in OF_GREEDY_TOO:
             return explanation.saying(*explanation.said, "greedy rows are wrong as well")
         alone = "greedy rows are wrong as well, so the cause is not in the sampling alone"
-        return replace(explanation.saying(*explanation.said, alone), component="unattributed", kind="unattributed")
+        said = explanation.saying(*explanation.said, alone)
+        return replace(said, component="unattributed", kind="unattributed", subject="")
 
     def scripted(self, finding: Finding, lane: SampledLane) -> Finding:
         """The finding with its script, if it was seen to show it."""
