@@ -249,6 +249,7 @@ class LlamaServer:
         self.observed = {
             "drafted": sum(one.get("draft_n") or 0 for one in timings),
             "accepted": sum(one.get("draft_n_accepted") or 0 for one in timings),
+            "accepted_of_rows": [one.get("draft_n_accepted") or 0 for one in timings],
             "prefix_hits": sum(one.get("cache_n") or 0 for one in timings),
             "late_rows": sum(0 < wait < last for wait in late),
         }

@@ -187,8 +187,9 @@ def decode(llm: Any, request: "Request", observed: dict[str, Any] | None = None)
         for result in engine.step():
             row, tokens = int(result.request_id.partition("-")[0]), list(result.outputs[0].token_ids)
             before = len(outputs.get(row, ()))
-            if request.drafting == "dictated" and before:
-                rounds[row].append([before, Dictated.proposed[row][before], len(tokens)])
+            if before:
+                proposed = Dictated.proposed[row][before] if request.drafting == "dictated" else []
+                rounds[row].append([before, proposed, len(tokens)])
             of_prompt = ends.get(row, {}).get("prompt_logprobs")  # told once
             outputs[row], ends[row] = tokens, ended(request.rows[row], result.outputs[0])
             if result.prompt_logprobs:

@@ -98,6 +98,17 @@ def settled(losses: Counter[str]) -> Counter[str]:
     return Counter({name: count for name, count in counts.items() if count and name not in ("ahead", "level", "again")})
 
 
+def lost(losses: Counter[str]) -> tuple[int, int]:
+    """How many draft tokens were lost in many runs, and of how many that the script lets be accepted.
+
+    >>> lost(Counter({"allowed": 9, "wrong-context": 2, "policy": 3}))
+    (2, 9)
+    """
+    counts = settled(losses)
+    heads = sum(losses[f"head {name}"] for name in HEAD_LOSSES)
+    return sum(counts[kind] for kinds in _WARNINGS.values() for kind in kinds) + heads, counts["allowed"]
+
+
 def draft_warnings(losses: Counter[str]) -> list[str]:
     """One warning per way in which the draft side lost, with how much and what was seen; none where it lost nothing.
 

@@ -74,6 +74,21 @@ def seconds(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """A share in percent.
+
+    >>> share("2.5%")
+    0.025
+    """
+    try:
+        value = float(text.removesuffix("%")) / 100 if text.endswith("%") else -1.0
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"expected a share such as 1% or 0.5%, got {text!r}")
+    return value
+
+
 def case_seconds(text: str) -> float:
     """A time that a case file may hold."""
     found = seconds(text)

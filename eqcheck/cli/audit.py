@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from eqcheck import __version__
 from eqcheck.cli import outputs
-from eqcheck.cli.arguments import add_bounds, case_seconds, families, natural, positive, seconds, size
+from eqcheck.cli.arguments import add_bounds, case_seconds, families, natural, positive, seconds, share, size
 from eqcheck.cli.common import EPILOG, broken, import_models, stdout_to_stderr
 from eqcheck.cli.plan import Plan
 from eqcheck.contract import extras, known_violations, registry, repository
@@ -39,6 +39,7 @@ _STRICT = "fail where an entry of --known is past its day or did not occur in 30
 _BUDGET = "time per decoder, instead of or beside --cases; minimising may take as much again"
 _PROFILE = "a fixed draw in place of --cases, --budget, --seed, --max-...: of a date (ci-2026.12), or the newest (ci)"
 _FAIL_FAST = "draw no more cases of a decoder after one that fails and is not known, and explain that"
+_DRAFT_LOSS = "fail where a larger share of the draft tokens that are due is lost; that costs speed, not output"
 _JOBS = "processes (1); several decoders are audited side by side"
 _FAMILIES = "instead of those it claims; 'all'; beyond the claim there are discoveries, not violations"
 _TARGET = (
@@ -98,6 +99,7 @@ def add(commands: Commands) -> None:
     audit.add_argument("--allow-known", action="store_true", help="let violations pass that the adapter declares")
     audit.add_argument("--known", type=Path, metavar="FILE", help=_KNOWN)
     audit.add_argument("--known-strict", action="store_true", help=_STRICT)
+    audit.add_argument("--max-draft-loss", type=share, metavar="1%", help=_DRAFT_LOSS)
     audit.add_argument("--pair", action="store_true", help="decode with the shipped pair of trained models as well")
     audit.add_argument("--memory", action="store_true", help=_MEMORY)
     audit.add_argument("--json", action="store_true", help="print one JSON object {reports: [...]} and nothing else")
@@ -146,7 +148,7 @@ def execute(plan: Plan) -> int:
     done = {name: found[name] for name in places if name in found}
     reports = [report for _, report in done.values()]
     outputs.tell(reports, _text(plan, reports, [str(places[name]) for name in done]), plan)
-    return exit_code([audit for audit, _ in done.values()], plan.allow_known)
+    return exit_code([audit for audit, _ in done.values()], plan.allow_known, plan.max_draft_loss)
 
 
 def _reported(plan: Plan, decoders: Sequence[Decoder], places: Mapping[str, Path]) -> dict[str, tuple[Audit, Report]]:
@@ -154,6 +156,7 @@ def _reported(plan: Plan, decoders: Sequence[Decoder], places: Mapping[str, Path
     from eqcheck.campaign import processes
     from eqcheck.report.build import write
     from eqcheck.report.terminal import progress
+    from eqcheck.result import losses
     from eqcheck.store.corpus import shared_corpus
 
     done: dict[str, tuple[Audit, Report]] = {}
@@ -170,6 +173,7 @@ def _reported(plan: Plan, decoders: Sequence[Decoder], places: Mapping[str, Path
             if plan.pair and audit.lane == "transparent" and LLAMA in decoder.families and not audit.interrupted:
                 audit.real_pair = processes.pair(decoder, asked)
             audit.list_known(plan.known, plan.today, plan.known_strict)
+            audit.warnings += losses.beyond(audit, plan.max_draft_loss)
             audit.written, audit.command = plan.written, plan.command
             done[decoder.name] = audit, write(audit, places[decoder.name])
     return done
@@ -249,14 +253,20 @@ def _audits(
                 return
 
 
-def exit_code(results: Sequence[Audit], allow_known: bool) -> int:
+def exit_code(results: Sequence[Audit], allow_known: bool, max_draft_loss: float | None = None) -> int:
+    from eqcheck.result import losses
+
     if any(result.interrupted for result in results):
         return INCONCLUSIVE
     if any(result.failing(allow_known) or result.stale or result.outdated for result in results):
+        return VIOLATION
+    fits = [losses.within(result, max_draft_loss) for result in results]
+    if False in fits:
         return VIOLATION
     for result in results:  # on trained models a known violation shows, too
         if result.real_pair and result.real_pair.wrong and not result.violations:
             return VIOLATION
     if not any(result.tally.run for result in results):
         return NOTHING
-    return INCONCLUSIVE if any(r.verdict == "inconclusive" or r.doubtful for r in results) else EQUIVALENT
+    unclear = None in fits or any(result.verdict == "inconclusive" or result.doubtful for result in results)
+    return INCONCLUSIVE if unclear else EQUIVALENT

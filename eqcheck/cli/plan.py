@@ -46,6 +46,7 @@ class Plan:
     known: tuple[known_violations.Known, ...]
     known_strict: bool
     allow_known: bool
+    max_draft_loss: float | None
     json: bool
     quiet: bool
     junit: Path | None
@@ -98,6 +99,7 @@ class Plan:
             known=known,
             known_strict=options.known_strict or known_violations.in_ci(),
             allow_known=options.allow_known,
+            max_draft_loss=options.max_draft_loss,
             json=options.json,
             quiet=options.quiet,
             junit=options.junit,

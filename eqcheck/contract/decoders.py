@@ -136,12 +136,12 @@ class Hooks:
     calls itself, and ``note`` is printed in reports. ``load(target, draft, request)`` makes ready what a request with
     these folders and settings needs, if it is not: it comes before each request, has a limit of its own, and takes no
     time of a case. Whatever it raises declines the request, and those like it. After each request, ``observed`` holds
-    what the engine counted (``drafted``, ``accepted``, ``preemptions``, ``prefix_hits``, ``late_rows``), and where
-    drafts are dictated ``rounds``: by row, each as new tokens before it, tokens proposed, new tokens after it. An
-    engine that is read from inside tells in ``contexts`` how many queries were read, and in ``wrong_context`` the first
-    one that saw something wrong, as the fingerprint of a kind and what it was. For scripts that show a violation with
-    the engine alone, the class has in ``script`` the functions that drive it (``prepare()``, ``start(target, draft,
-    request)``, ``decode(engine, request)`` and what they need) and in ``requirements`` the packages to install.
+    what the engine counted (``drafted``, ``accepted``, ``preemptions``, ``prefix_hits``, ``late_rows``), and if it
+    tells them ``accepted_of_rows`` and ``rounds``: by row, each as new tokens before it, the dictated tokens proposed,
+    new tokens after it. An engine that is read from inside tells in ``contexts`` how many queries were read, and in
+    ``wrong_context`` the first one that saw something wrong: a fingerprint, and what it was. For scripts that show
+    it with the engine alone, the class has in ``script`` the functions that drive it (``prepare()``, ``start(target,
+    draft, request)``, ``decode(engine, request)`` and what they need) and in ``requirements`` the packages to install.
     ``switches`` are names of what no target can be asked about; with one on, `Completion.alone` is to be told.
 
         >>> Hooks().version, Hooks().requirements

@@ -209,11 +209,11 @@ CHECKPOINT = About(
         "regime_ngram": "draft tokens are looked up in the row",
     },
     clean_shows=(
-        "A clean audit shows that no case drawn from this seed made the engine emit a token that the float64 target "
-        "does not, on one tiny Llama and on the axes counted above; of sampled rows, what their evidence excludes. It "
-        "does not show: sampling by an engine that does not declare it, or together with penalties, minima and "
-        "settings of the engine; other architectures, low precision, several devices, speed, or draft-side faults "
-        "that cost acceptance alone."
+        "A clean audit shows that no case drawn from this seed made the engine emit a token that the target alone "
+        "does not, on the checkpoints and axes counted above; of sampled rows, what their evidence excludes. It does "
+        "not show: sampling by an engine that does not declare it, or together with penalties, minima and settings of "
+        "the engine; other architectures and dtypes, several devices, speed, or lost draft tokens of an engine that "
+        "does not count them."
     ),
 )
 _OF_LANES = {"transparent": TRANSPARENT, "sampling": SAMPLING}

@@ -113,6 +113,7 @@ def report_of(audit: Audit, folder: Path) -> Report:
         draft_losses=facts.get("draft_losses", {}),
         acceptance=facts.get("acceptance"),
         dictated_rounds=facts.get("dictated_rounds", {}),
+        due_drafts=facts.get("due_drafts", {}),
         ties=tally.ties,
         near_ties=tally.near_ties,
         laws=sum(finding.explanation.of_law for finding in audit.violations),

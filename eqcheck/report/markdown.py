@@ -121,7 +121,13 @@ def _exercised(content: Content) -> list[str]:
     rows = [(name, coverage.get(name, 0), what) for name, what in counters.items() if content.asked(name)]
     largest = ", ".join(f"{count} {what}" for count, what in content.reached)
     table = _table(rows, ("exercised", "cases", "what"))
-    return ["## Situations exercised", *([f"At most {largest}."] if largest else []), table, *_rounds(content.r)]
+    return [
+        "## Situations exercised",
+        *([f"At most {largest}."] if largest else []),
+        table,
+        *_rounds(content.r),
+        *_due(content.r),
+    ]
 
 
 def _rounds(report: Report) -> list[str]:
@@ -133,6 +139,13 @@ def _rounds(report: Report) -> list[str]:
     rows.sort(key=lambda row: (row[1], row[0]))
     text = f"{played} of {asked} rounds with dictated drafts were seen to be played as asked:"
     return [text, _table(rows, ("accepted", "of K", "rounds asked", "seen to be played"))]
+
+
+def _due(report: Report) -> list[str]:
+    """The draft tokens of built draft models: how many were due, and how many were accepted."""
+    rows = [(name, *counts, counts[1] - counts[0]) for name, counts in report.due_drafts.items()]
+    text = "Draft tokens of greedy rows that the draft alone proposes, K a round, and the target agrees with:"
+    return [text, _table(rows, ("where", "accepted", "due", "lost"))] if rows else []
 
 
 def _table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:

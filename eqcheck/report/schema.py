@@ -194,6 +194,8 @@ class Report:
     ``sampling`` is the evidence of all sampled tokens. ``dictated_rounds`` counts, by ``accepted/K``, the rounds with
     dictated drafts that were asked for, and those of them that were seen to be played. ``served`` are the cases on
     checkpoints, by kind and drafter.
+    ``due_drafts`` counts, by batch size, row and position in a round, the draft tokens that were accepted, and those
+    that are due: the draft alone proposes them, and the target agrees.
     ``slots_seen`` is the share of the slots handed to the target that a query saw, in all its calls, ``memory`` the
     measure of keys and values where that was asked. ``outdated`` says which entries of known violations fail because
     they are past or gone, ``written`` is the date in UTC, ``command`` the command as typed. ``ties`` counts the tokens
@@ -242,6 +244,7 @@ class Report:
     served: tuple[Served, ...] = ()
     near_ties: tuple[NearTie, ...] = ()
     laws: Count = 0
+    due_drafts: dict[str, tuple[Count, Count]] = field(default_factory=dict)
 
     @property
     def noticed(self) -> list[Notice]:

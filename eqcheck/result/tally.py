@@ -23,6 +23,9 @@ _TOLD = 10  # near-ties that are told one by one
 DICTATED = "dictated "
 """Begins the names, in ``observed``, under which rounds with dictated drafts are counted."""
 
+DUE = "due "
+"""The same, for draft tokens that are due (`eqcheck.checkpoints.acceptance`)."""
+
 
 @dataclass(frozen=True)
 class Alike:
@@ -99,7 +102,7 @@ class Tally:
         self.losses.update(dict(outcome.losses))
         self.observed[SPEAKS] += "drafted" in outcome.observed
         for name, number in outcome.observed.items():
-            if name in ("drafted", "accepted") or name.startswith(DICTATED):
+            if name in ("drafted", "accepted") or name.startswith((DICTATED, DUE)):
                 self.observed[name] += number
         self.ties += len(outcome.ties)
         self.near_ties += tuple(replace(tie, case=case.id) for tie in outcome.ties[: _TOLD - len(self.near_ties)])

@@ -12,7 +12,7 @@ from eqcheck.lanes.about import CHECKPOINT
 from eqcheck.lanes.checkpoint.changing import COUNTERS
 from eqcheck.lanes.checkpoint.drawing import SETTINGS
 from eqcheck.lanes.lane import EXACT_LAW, LESS
-from eqcheck.result import declining
+from eqcheck.result import declining, losses
 from eqcheck.result.findings import Audit
 from eqcheck.result.tally import DICTATED, SPEAKS, Tally
 
@@ -34,8 +34,11 @@ def conclusions(result: Audit) -> None:
         )
     observed = result.tally.observed
     drafted, accepted = observed["drafted"], observed["accepted"]
-    rounds = _dictated_rounds(result)
+    rounds, due = _dictated_rounds(result), losses.due(observed)
+    kept, asked = losses.total(due)
     result.facts |= {
+        "due_drafts": due,
+        "draft_loss": (asked - kept, asked),
         "capabilities": list(result.decoder.capabilities),
         "acceptance": round(accepted / drafted, 3) if drafted else None,
         "dictated_rounds": {
@@ -72,7 +75,7 @@ def _warnings(result: Audit) -> list[str]:
     if missing and tally.run:
         said = f"no case was seen to exercise: {'; '.join(f'{n} ({CHECKPOINT.counters[n]})' for n in missing)}"
         warnings.append(Notice(said, VACUOUS))
-    warnings += [*_about_rounds(result), *_about_contexts(result)]
+    warnings += [*_about_rounds(result), *losses.warnings(result.facts["due_drafts"]), *_about_contexts(result)]
     for needed, seen, what, happened in _UNSEEN:
         if (cases := result.coverage.get(needed)) and not result.coverage.get(seen):
             warnings.append(f"{what} was not seen: the engine says of none of {many(cases, 'case')} {happened}")

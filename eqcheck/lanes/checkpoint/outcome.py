@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from eqcheck.attribution.completions import otherwise, told_wrongly
 from eqcheck.case.engine import VOCAB_SIZE, EngineCase, EngineRow
-from eqcheck.checkpoints import dictation
+from eqcheck.checkpoints import acceptance, dictation
 from eqcheck.checkpoints.judge import BUILT_NOISE, Judge, RowJudgement, truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.construction.function import VOCABULARY
@@ -19,7 +19,7 @@ from eqcheck.contract.options import PAST_STOP
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.checkpoint.drawing import exercised
 from eqcheck.result.outcome import NearTie, Outcome
-from eqcheck.result.tally import DICTATED
+from eqcheck.result.tally import DICTATED, DUE
 from eqcheck.result.verdict import check_rows
 
 WRONG_TOKEN = "wrong token"
@@ -108,6 +108,9 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
         counts, shown = dictation.played(case, outputs, rounds)
         observed |= {f"{DICTATED}{name}": count for name, count in counts.items()}
     rows = tuple(judge.rows(case, outputs))
+    if all(row.first is None for row in rows):
+        told = acceptance.accepted(case, outputs, {**observed, "rounds": rounds})
+        observed |= {f"{DUE}{name}": count for name, count in told.items()}
     if observed.get("wrong_context"):
         shown |= (
             {"wrong_context"} if any(row.first is not None for row in rows) else {"wrong_context", "harmless_context"}

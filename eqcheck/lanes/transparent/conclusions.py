@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import exp, lgamma
 
-from eqcheck.attribution.losses import all_warnings, settled
+from eqcheck.attribution.losses import all_warnings, lost, settled
 from eqcheck.contract.decoders import CACHE_STATES
 from eqcheck.contract.family import FAMILY
 from eqcheck.explanation.records import many
@@ -38,6 +38,7 @@ def conclusions(result: Audit) -> None:
         "matrix": _matrix(result),
         "cache_states": _cache_states(result),
         "draft_losses": dict(sorted(settled(tally.losses).items())),
+        "draft_loss": lost(tally.losses),
     }
     result.warnings += _about_claims(result)
 

@@ -1,0 +1,67 @@
+"""Draft tokens that are due: the draft alone proposes them, and the target agrees. Lost ones cost speed, not output."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from eqcheck.explanation.notice import INCONCLUSIVE, Notice
+from eqcheck.explanation.records import many
+from eqcheck.result.findings import Audit
+from eqcheck.result.tally import DUE
+
+_TOLD = 0.01  # as large a share of losses is told
+_ENOUGH = 50  # draft tokens due, so that none lost of them says something
+Due = Mapping[str, tuple[int, int]]  # by batch, row or position: draft tokens accepted, and due
+
+
+def due(observed: Counter[str]) -> dict[str, tuple[int, int]]:
+    """By ``batch SIZE``, ``row NUMBER`` and ``position NUMBER``, draft tokens accepted and due.
+
+    >>> due(Counter({"due row 0 due": 4, "due row 0 accepted": 3}))
+    {'row 0': (3, 4)}
+    """
+    counts = {name.removeprefix(DUE): count for name, count in observed.items() if name.startswith(DUE)}
+    names = sorted({name.rpartition(" ")[0] for name in counts})
+    return {name: (counts.get(f"{name} accepted", 0), counts.get(f"{name} due", 0)) for name in names}
+
+
+def total(places: Due) -> tuple[int, int]:
+    """Draft tokens accepted and due, in batches of every size."""
+    rows = [counts for name, counts in places.items() if name.startswith("batch ")]
+    return sum(accepted for accepted, _ in rows), sum(asked for _, asked in rows)
+
+
+def warnings(places: Due) -> list[str]:
+    """The warning about an engine that loses draft tokens, with the places where it loses none."""
+    accepted, asked = total(places)
+    lost = asked - accepted
+    if lost < 2 or lost < asked * _TOLD:
+        return []
+    share = _percent(lost / asked)
+    said = f"{lost} of {asked} draft tokens were lost ({share}) that the draft alone proposes, K a round,"
+    spared = [name for name, (kept, of) in places.items() if kept == of >= _ENOUGH]
+    where = f"; none of them in {', '.join(spared)}" if spared else ""
+    return [Notice(f"{said} and the target agrees with{where}. This costs speed, not output", "draft")]
+
+
+def within(audit: Audit, most: float | None) -> bool | None:
+    """Whether no larger share of the draft tokens is lost than may be; None where nothing is known of them."""
+    lost, asked = audit.facts.get("draft_loss") or (0, 0)
+    return most is None or (lost <= most * asked if asked else None)
+
+
+def beyond(audit: Audit, most: float | None) -> list[str]:
+    """The warning where more draft tokens are lost than the share that may be; or where nothing is known of them."""
+    if most is None:
+        return []
+    if (fits := within(audit, most)) is None:
+        said = "of no case it is known how many draft tokens are due, so --max-draft-loss says nothing"
+        return [Notice(said, INCONCLUSIVE)]
+    lost, asked = audit.facts.get("draft_loss") or (0, 0)
+    share = f"{lost} of {many(asked, 'draft token')} ({_percent(lost / asked)})" if asked else ""
+    return [] if fits else [Notice(f"{share} were lost, and --max-draft-loss allows {_percent(most)}", "draft")]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

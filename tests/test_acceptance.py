@@ -1,0 +1,178 @@
+"""The law of acceptance: every lost draft token of a built draft is seen, and none in a right engine."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from served.memory import Row
+from served.paged import PagedEngine
+from served.ring import RingEngine
+from served.score import drawn
+
+from eqcheck.case.engine import EngineCase
+from eqcheck.checkpoints.acceptance import accepted
+from eqcheck.checkpoints.judge import Judge
+from eqcheck.checkpoints.models import checkpoint
+from eqcheck.cli import main
+from eqcheck.contract.decoders import RowOptions
+from eqcheck.lanes.checkpoint.outcome import judged
+from eqcheck.result import losses
+from eqcheck.result.tally import DUE
+
+CASES = tuple(range(4, 40, 5))  # those of `served` that have a draft model
+
+
+class Stale:
+    """The draft of every row but the first does not see the newest token: it reads another row's length."""
+
+    def drafts(self, row: Row) -> list[int]:
+        if not row.number:
+            return super().drafts(row)  # type: ignore[misc, no-any-return]
+        text, row.text = row.text, [*row.text[:-1], row.text[0]]
+        try:
+            return super().drafts(row)  # type: ignore[misc, no-any-return]
+        finally:
+            row.text = text
+
+
+class Short:
+    """The last draft token of a round is thrown away."""
+
+    def drafts(self, row: Row) -> list[int]:
+        return super().drafts(row)[:-1]  # type: ignore[misc, no-any-return]
+
+
+class StalePaged(Stale, PagedEngine): ...
+
+
+class ShortRing(Short, RingEngine): ...
+
+
+@lru_cache
+def played(engine: Any, kind: str, number: int) -> tuple[EngineCase, list[list[int]], dict[str, Any]]:
+    torch.set_num_threads(1)
+    case = drawn(number, kind, caching=False)
+    made, pair = engine(), checkpoint(case.checkpoint)
+    made.open()
+    outputs = made(str(pair.target), str(pair.draft), replace(case.request(), dtype="float32", padding_side="right"))
+    return case, outputs, made.observed
+
+
+def lost(engine: Any, kind: str, *told: str) -> dict[str, tuple[int, int]]:
+    """What is due and accepted in some cases, where the engine tells these things only."""
+    counts = Counter[str]()
+    for number in CASES:
+        case, outputs, observed = played(engine, kind, number)
+        counts.update(accepted(case, outputs, {name: observed[name] for name in told}))
+    return losses.due(Counter({f"{DUE}{name}": count for name, count in counts.items()}))
+
+
+@pytest.mark.parametrize("told", ["rounds", "accepted"])
+@pytest.mark.parametrize(("engine", "kind"), [(PagedEngine, "window"), (RingEngine, "mistral")])
+def test_right_engines_lose_nothing(engine: Any, kind: str, told: str) -> None:
+    places = lost(engine, kind, told)
+    kept, due = losses.total(places)
+    assert kept == due > 100
+    assert not losses.warnings(places)
+
+
+@pytest.mark.parametrize("told", ["rounds", "accepted"])
+def test_a_stale_draft_in_later_slots_is_told_with_its_rows(told: str) -> None:
+    places = lost(StalePaged, "window", told)
+    kept, due = losses.total(places)
+    assert due - kept > 0.1 * due
+    (warning,) = losses.warnings(places)
+    assert warning.startswith("draft: ")
+    if told == "rounds":
+        assert places["row 0"][0] == places["row 0"][1] >= 50 > places["row 1"][0] - places["row 1"][1]
+        assert "; none of them in row 0. This costs speed" in warning
+
+
+def test_a_draft_token_less_in_each_round_is_told_with_its_position() -> None:
+    places = lost(ShortRing, "mistral", "rounds")
+    ks = {played(ShortRing, "mistral", number)[0].num_draft_tokens for number in CASES}
+    lossy = {name for name, (kept, due) in places.items() if name.startswith("position") and kept < due}
+    assert lossy <= {f"position {k}" for k in ks}
+    assert lossy
+
+
+def test_one_percent_is_told_and_less_is_not() -> None:
+    assert losses.warnings({"batch 1": (4950, 5000)})
+    assert not losses.warnings({"batch 1": (4951, 5000)})
+
+
+def test_nothing_is_due_where_the_draft_is_not_known() -> None:
+    case, outputs, observed = played(PagedEngine, "window", CASES[0])
+    assert accepted(case, outputs, observed)
+    for other in (
+        replace(case, token_budget=8),
+        replace(case, kv_blocks=16),
+        replace(case, drafting="ngram"),
+        replace(case, checkpoint=checkpoint().name),
+        case.with_options([RowOptions(9, repetition_penalty=1.5)] * len(case.rows)),
+        case.with_options([RowOptions(9, temperature=1.0)] * len(case.rows)),
+    ):
+        assert not accepted(other, outputs, observed)
+    assert not accepted(case, outputs, {**observed, "preemptions": 1})
+
+
+def test_wrong_cases_count_for_nothing() -> None:
+    case, outputs, observed = played(PagedEngine, "window", CASES[0])
+    right = judged(Judge("float32"), case, {"outputs": outputs, "observed": observed})
+    assert any(name.startswith(DUE) for name in right.observed)
+    wrong = [[*outputs[0][:-1], (outputs[0][-1] + 1) % 200], *outputs[1:]]
+    told = judged(Judge("float32"), case, {"outputs": wrong, "observed": observed})
+    assert told.failed
+    assert not any(name.startswith(DUE) for name in told.observed)
+
+
+LOSING = """
+from eqcheck.catalogue import FAULTS
+
+losing = next(fault for fault in FAULTS if fault.component == "draft" and fault.build == "per_row").decoder()
+"""
+LIMITED = ["--cases", "40", "--no-corpus", "--max-draft-loss"]
+
+
+def test_an_audit_fails_where_more_is_lost_than_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(LOSING)
+    assert main(["audit", "mine.py:losing", *LIMITED, "99%"]) == 0
+    assert main(["audit", "mine.py:losing", *LIMITED, "1%"]) == 1
+    assert "were lost, and --max-draft-loss allows 1.0 %" in capsys.readouterr().out
+    assert main(["audit", "eqspec", *LIMITED, "0%"]) == 0
+
+
+def test_a_limit_that_nothing_is_known_of_is_inconclusive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plain.py").write_text(
+        "from eqcheck.contract.decoders import decoder\n"
+        "import torch\n"
+        "@decoder(name='plain', padding_sides=('left',))\n"
+        "def plain(target, draft, request):\n"
+        "    rows = [list(prompt) for prompt in request.prompts]\n"
+        "    for row, prompt in zip(rows, request.prompts):\n"
+        "        while len(row) < len(prompt) + request.max_new_tokens:\n"
+        "            row.append(int(target(input_ids=torch.tensor([row])).logits[0, -1].argmax()))\n"
+        "            if row[-1] in request.eos_token_ids:\n"
+        "                break\n"
+        "    return [row[len(prompt):] for row, prompt in zip(rows, request.prompts)]\n"
+    )
+    assert main(["audit", "plain.py:plain", *LIMITED, "1%"]) == 2
+    assert "so --max-draft-loss says nothing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["1", "100%", "x%"])
+def test_a_limit_is_a_share(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", "eqspec", "--max-draft-loss", text]) == 4
+    assert "expected a share such as 1% or 0.5%" in capsys.readouterr().err
