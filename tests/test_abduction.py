@@ -377,6 +377,7 @@ def test_every_edit_is_one_that_is_tried_and_says_which_kind_it_would_be() -> No
     tried = everywhere | {rule.edit.id for rule in RULES}
     evidence_of_one_row = {"shifted-positions", "another-seen", "another-instead", "rows-exchanged", "ended-row-seen"}
     evidence_of_one_row |= {"token-lost", "chunk-lost", "chunk-blind", "chunk-restarted", "window-lost", "state-cut"}
+    evidence_of_one_row |= {"positions-behind-hit"}
     evidence_of_one_row |= {"state-without-end", "state-left", "state-taken", "state-pads", "state-of-another-place"}
     rest = {name for name in EDITS if name not in tried | evidence_of_one_row}
     assert {EDITS[name].component for name in rest} == {"bookkeeping", "options"}

@@ -47,6 +47,11 @@ def _restarted(sim: Simulation, block: FedBlock, rank: int) -> int:
     return at - sim.context.token if sim.context.token <= at < len(sim.evidence.prompts[block.turn.row]) else at
 
 
+def _behind_hit(sim: Simulation, block: FedBlock, rank: int) -> int:
+    at = block.start + rank
+    return at - sim.context.token if at >= sim.context.token else at
+
+
 def _pads_at(sim: Simulation, block: FedBlock, rank: int) -> int:
     return block.start + rank if rank >= 0 else sim.context.amount
 
@@ -157,6 +162,8 @@ CONTEXTS = (
     edit("position/query-position", "chunk-restarted",
          "the prompt is cut before position {position}, and positions of its second part begin at 0",
          position=_restarted),
+    edit("position/query-position", "positions-behind-hit",
+         "the first {position} tokens are cached already, and positions behind them begin at 0", position=_behind_hit),
     # The amount is the position of pads.
     edit("mask/pad-visible", "pads-seen", "pads are seen", (*BATCH, *ANEW), (0, 1),
          Recomputation(position=lambda row, column, amount: row.positions[column] if row.real[column] else amount,

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eqcheck.checkpoints.dictation import agreeing
+from eqcheck.case.engine import EngineCase
+from eqcheck.checkpoints.dictation import agreeing, drafts
 from eqcheck.construction.function import Function
 
 Branch = dict[int, list[int]]  # the tokens that are drafted after so many committed ones
+
+
+def with_prompts(case: EngineCase, prompts: Sequence[Sequence[int]], branches: list[Branch]) -> list[Branch]:
+    """The same proposals, and those behind the prompts too, where drafts are dictated."""
+    first = [list(own[: case.num_draft_tokens]) for own in drafts(case)]
+    places = zip(branches, prompts, first, strict=False)
+    return [branch | {len(prompt): tokens} for branch, prompt, tokens in places] if first else branches
 
 
 def stale(draft: Function, text: list[int], start: int, k: int, limit: int, since: int) -> Branch:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from eqcheck.abduction.answers import answers
-from eqcheck.abduction.drafts import Branch, looked_up, stale
+from eqcheck.abduction.drafts import Branch, looked_up, stale, with_prompts
 from eqcheck.abduction.program import Answers, Part, Round, Turn, in_pairs, plain_row
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints import dictation
@@ -188,8 +188,8 @@ class Evidence:
         if any(kind == MEMORY for kind, _ in stateful):
             for kind, words in ((INPUTS, "in convolutions only"), (MEMORY, "in what is remembered only")):
                 scopes.append((words, tuple(p for p in stateful if p[0] == kind)))
-        others = len(windowed) < len(self.windows)
-        return {"state": scopes, "window": [("in layers with a window only", windowed)] * others}
+        mixed = [("in layers with a window only", windowed)] * (len(windowed) < len(self.windows))
+        return {"state": scopes, "window": mixed}
 
     @property
     def least_chance(self) -> float:
@@ -224,8 +224,7 @@ class Evidence:
         return self._drafted(with_options=False)
 
     def _each(self, branch: Callable[[int, int], list[int]]) -> Branches:
-        starts, ends = map(len, self.prompts), map(len, self.texts)
-        places = enumerate(zip(starts, ends, strict=True))
+        places = enumerate(zip(map(len, self.prompts), map(len, self.texts), strict=True))
         return [{at: branch(row, at) for at in range(start, end + 1)} for row, (start, end) in places]
 
     def _drafted(self, with_options: bool) -> Branches:
@@ -274,10 +273,11 @@ class Evidence:
 
     @cached_property
     def schedules(self) -> dict[str, list[Round]]:
-        """Those of a right draft; in ``stale:32`` rejected tokens stay in a draft's cache of so many or more."""
+        """Of a right draft; of one that keeps rejected tokens from 32 on (``stale:32``); fed with prompts (``at once``)."""
         fulls = (1, *self.rings) if isinstance(self.draft, Function) else ()
         stale_ones = {f"stale:{full}": self._rounds(self._stale_drafts(full - 1), beyond=1) for full in fulls}
-        return self.right_schedules | stale_ones
+        at_once = {"at once": self._rounds(with_prompts(self.case, self.prompts, self.drafts))}
+        return self.right_schedules | stale_ones | at_once
 
     @cached_property
     def right_schedules(self) -> dict[str, list[Round]]:

@@ -100,6 +100,8 @@ def single(evidence: Evidence, row: int, wrong: int) -> Iterator[EditedContext]:
     for token in range(1, length):
         for name in ("chunk-lost", "chunk-blind", "chunk-restarted"):
             yield _once(name, row, token=token, position=token)
+    for hit in range(GRAIN, length, GRAIN):
+        yield _once("positions-behind-hit", row, token=hit, position=hit)
     for hit in range(GRAIN, length * bool(evidence.windows), GRAIN):
         for first, last in combinations(range(0, hit + 1, GRAIN), 2):
             said: dict[str, Any] = {"position": hit, "begin": first, "end": last - 1}
@@ -121,7 +123,9 @@ def _of_states(evidence: Evidence, row: int, others: list[int]) -> Iterator[Edit
         yield _once("state-pads", row, token=token, schedule="in turn", count=token)
     rounds = evidence.schedules["in turn"]
     own = [number for number, (turn,) in enumerate(rounds) if turn.row == row]
-    for other in (other for other in others if other < row):  # it has ended
+    ended = [other for other in others if other < row]
+    known = max((agreeing(prompt, evidence.texts[other]) for other in ended), default=0)  # a cached prefix is no longer
+    for other in ended:
         for rejected in (0, 1):
             yield _once("state-left", row, other, token=rejected, schedule="in turn", row=other)
             for number, onset in enumerate(own[:-1]):
@@ -130,9 +134,11 @@ def _of_states(evidence: Evidence, row: int, others: list[int]) -> Iterator[Edit
                 yield _once("state-taken", row, other, onset, onset, when=when, **said)
         text = evidence.texts[other]
         yield _of_place(row, len(prompt), other, len(evidence.prompts[other]))
-        for token in range(GRAIN, min(agreeing(prompt, text), len(prompt) - 1) + 1, GRAIN):
-            for count in range(max(1, token - BEHIND), min(len(text), token + BEHIND)):
-                if count != token:
+        shared = agreeing(prompt, text)
+        for token in range(GRAIN, min(known, len(prompt) - 1) + 1, GRAIN):
+            near = range(max(1, token - BEHIND), min(len(text), token + BEHIND) if token <= shared else 0)
+            for count in sorted({*near, *range(GRAIN, len(text), GRAIN)}):
+                if count != token or token > shared:
                     yield _of_place(row, token, other, count)
 
 

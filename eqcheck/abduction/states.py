@@ -142,6 +142,10 @@ def _empty_if_none(sim: Simulation, back: Rollback) -> int:
 STATES = (
     edit("cache/stale-entry", "state-keeps-rejected", "rejected draft tokens stay in the recurrent state", STATE,
          scope="state", state=lambda sim, back: sim.states[back.row]),
+    edit("cache/stale-entry", "state-keeps-first-rejected",
+         "draft tokens that are fed with the prompt stay in the recurrent state, rejected ones too",
+         ("separate/own", "separate/at once"), scope="state",
+         state=lambda sim, back: sim.at(back.row, back.length) if sim.number else sim.states[back.row]),
     edit("cache/stale-entry", "state-first-rejected", "the first rejected draft tokens stay in the recurrent state",
          STATE, (1, 2), scope="state", state=_rejected_taken),
     edit("cache/missing-entry", "state-last-of-all-lost",
