@@ -93,6 +93,7 @@ def start(target: str, draft: str, request: "Request") -> Any:
     from vllm import LLM
 
     llm = LLM(**settings_of(target, draft, request))
+    llm.get_tokenizer().eos_token = None  # else it is allowed beside a row's EOS ids where a grammar ends
     llm.collective_rpc(introduce)
     return llm
 
@@ -152,8 +153,7 @@ def sampling(row: "RowOptions") -> Any:
         prompt_logprobs=0 if row.prompt_logprobs else None,
     )
     if row.grammar:  # where it lets a row end, the engine allows the row's own EOS ids
-        grammar = rules(row, ['""'] if row.eos_token_ids else [])
-        asked.structured_outputs = StructuredOutputsParams(grammar=grammar)
+        asked.structured_outputs = StructuredOutputsParams(grammar=rules(row))
     if row.bad_words:  # as ids; the engine makes them of texts, if it has a tokenizer
         asked._bad_words_token_ids = list(map(list, row.bad_words))
     return asked

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from eqcheck.abduction.drafts import allowed
 from eqcheck.abduction.evidence import LEAST_CHANCE, Evidence, scoring
 from eqcheck.abduction.hypotheses import Explained, Hypothesis, explained
 from eqcheck.abduction.outputs import EDITS, Predicted
-from eqcheck.abduction.program import Turn
+from eqcheck.abduction.program import Round, Turn
 from eqcheck.case.engine import VOCAB_SIZE, EngineRow
+from eqcheck.checkpoints.dictation import agreeing
 from eqcheck.checkpoints.truth import AskedRow, row_with
+from eqcheck.contract.grammars import ended, shifted
 from eqcheck.contract.options import LISTS, PENALTIES, SCORING, RowOptions
 
 
@@ -39,9 +42,15 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
             altered = [replace(row, options=_moved(name, row.options, step)) for row in rows]
             yield finding("option-of-other-ids", _chosen(evidence, altered), options=name, ids=ids)
     # Which tokens are of one round shows only in what is wrong with them, so all rounds that there may be are tried.
-    for schedule in evidence.schedules_with_options if names else ():
+    schedules = [*evidence.schedules_with_options, *[CHECKED] * ("grammar" in names)] if names else []
+    for schedule in schedules:
         for edit, misplaced in _MISPLACED.items():
             yield finding(edit, _placed(evidence, schedule, misplaced), schedule, options=" and ".join(names))
+    for schedule in schedules if "grammar" in names else ():
+        for edit, misplaced in _OF_GRAMMARS.items():
+            yield finding(edit, _placed(evidence, schedule, misplaced), schedule)
+        for shift, neighbour in ((-1, "before"), (1, "after")) if names == ["grammar"] else ():
+            yield finding("grammar-of-neighbour", _beside(evidence, schedule, shift), schedule, row=neighbour)
     for schedule in evidence.schedules_with_options if "min_new_tokens" in names else ():
         for edit, misplaced in _MISCOUNTED.items():
             yield finding(edit, _placed(evidence, schedule, misplaced), schedule)
@@ -74,7 +83,7 @@ def _over_prompt(evidence: Evidence, name: str) -> Iterator[tuple[str, Predicted
         yield "option-over-prompt", _chosen(evidence, altered)
     elif name == "repetition_penalty":
         yield "option-without-prompt", _chosen(evidence, [AskedRow((), row.options) for row in evidence.case.rows])
-    elif name in PENALTIES or name == "bad_words":
+    elif name in PENALTIES or name in ("bad_words", "grammar"):
         yield "option-over-prompt", _chosen(evidence, evidence.case.rows, prompted=True)
 
 
@@ -83,7 +92,8 @@ def _moved(name: str, options: RowOptions, step: int) -> RowOptions:
     bias = tuple(((token + step) % VOCAB_SIZE, value) for token, value in options.logit_bias)
     words = tuple(tuple((token + step) % VOCAB_SIZE for token in word) for word in options.bad_words)
     ids = tuple((token + step) % VOCAB_SIZE for token in options.allowed_ids)
-    moved = replace(options, logit_bias=bias, bad_words=words, allowed_ids=ids)
+    grammar = shifted(options.grammar, step, VOCAB_SIZE)
+    moved = replace(options, logit_bias=bias, bad_words=words, allowed_ids=ids, grammar=grammar)
     return replace(moved, **{other: getattr(options, other) for other in LISTS if other != name})
 
 
@@ -123,6 +133,10 @@ def _chosen(evidence: Evidence, rows: Sequence[EngineRow | AskedRow], prompted: 
     }
 
 
+CHECKED = "checked"
+"""The rounds of an engine that leaves out draft tokens which the grammar forbids, and all behind them."""
+
+
 @lru_cache(maxsize=1024)
 def _plain(row: EngineRow) -> EngineRow:
     return row_with(row, **SCORING)
@@ -137,8 +151,8 @@ def _at_least(row: EngineRow, count: int) -> EngineRow:
 class TokenPlace:
     """A new token's ``index`` in its row, with the ``output`` of that, and the turn it comes from.
 
-    It begins at ``start``, the one before at ``earlier``; ``late``: after a rejection. ``rejected`` and ``last`` are of
-    the row's earlier turns: the draft tokens that were, and the last tokens.
+    It begins at ``start``, the one before at ``earlier``; ``late``: after a rejection. ``fed`` and ``last`` are of the
+    row's earlier turns: all tokens, rejected drafts in their places, and the last tokens.
     """
 
     row: EngineRow
@@ -148,7 +162,7 @@ class TokenPlace:
     earlier: int
     index: int
     late: bool
-    rejected: tuple[int, ...]
+    fed: tuple[int, ...]
     last: tuple[int, ...]
 
     @property
@@ -159,6 +173,11 @@ class TokenPlace:
     def begun(self) -> list[int]:
         """The new tokens when the turn begins."""
         return self.output[: self.start]
+
+    @property
+    def new(self) -> list[int]:
+        """The tokens of the turn that stand before it."""
+        return self.output[self.start : self.index]
 
     @property
     def corrected(self) -> bool:
@@ -202,7 +221,7 @@ _MISPLACED: dict[str, Misplaced] = {
     "option-missing-at-bonus": lambda at: (at.plain if at.bonus else at.row, at.before),
     "option-missing-at-correction": lambda at: (at.plain if at.corrected else at.row, at.before),
     "option-over-drafts": lambda at: (at.row, (*at.before, *at.turn.drafts[at.index - at.start :])),
-    "option-over-rejected": lambda at: (at.row, (*at.rejected, *at.before)),
+    "option-over-rejected": lambda at: (at.row, (*at.fed, *at.new)),
     "option-once-a-round": lambda at: (at.row, at.last),
     "option-times-tokens": lambda at: (at.stronger(1), at.before),
     "option-by-tokens": lambda at: (at.stronger(-1), at.before),
@@ -214,22 +233,75 @@ _MISCOUNTED: dict[str, Misplaced] = {
 }
 
 
-def _placed(evidence: Evidence, schedule: str, misplaced: Misplaced) -> Predicted:
+_OF_GRAMMARS: dict[str, Misplaced] = {
+    "grammar-without-accepted": lambda at: (at.row, (*at.last, *at.new)),
+    "grammar-at-beginning": lambda at: (at.row, ()),
+    "grammar-open-at-end": lambda at: (
+        at.plain if at.new and ended(at.row.options.grammar, at.before, at.row.options.eos_token_ids) else at.row,
+        at.before,
+    ),
+}
+
+
+def _beside(evidence: Evidence, schedule: str, shift: int) -> Predicted:
+    """The tokens where each row is held to what the grammar of a row beside it allows that row, place by place."""
     chosen = {}
-    rejected: dict[int, tuple[int, ...]] = {}
-    last: dict[int, tuple[int, ...]] = {}
-    earlier = dict[int, int]()
-    late = set[int]()
-    for turn in (turn for turns in evidence.schedules_with_options[schedule] for turn in turns):
-        number, output = turn.row, evidence.outputs[turn.row]
-        start, row = turn.start - len(evidence.prompts[number]), evidence.case.rows[number]
-        end = start + turn.end - turn.start
-        seen = rejected.get(number, ()), last.get(number, ())
-        for index in range(start, end):
-            place = TokenPlace(row, output, turn, start, earlier.get(number, 0), index, number in late, *seen)
-            chosen[number, index] = evidence.chosen(number, index, *misplaced(place))
-        earlier[number] = start
-        rejected[number] = (*seen[0], *turn.drafts[turn.accepted :])
-        last[number] = (*seen[1], output[end - 1])
-        late = late | {number} if turn.accepted < len(turn.drafts) else late - {number}
+    for turns in _checked_rounds(evidence) if schedule == CHECKED else evidence.schedules_with_options[schedule]:
+        for place, turn in enumerate(turns):
+            other = turns[(place + shift) % len(turns)]
+            prompt, lent = evidence.case.rows[turn.row].prompt, evidence.case.rows[other.row].options
+            begun = evidence.texts[other.row][len(evidence.prompts[other.row]) : other.start]
+            start = turn.start - len(prompt)
+            for index in range(start, start + turn.end - turn.start):
+                before = [*begun, *other.drafts[: index - start]]
+                chosen[turn.row, index] = evidence.chosen(turn.row, index, AskedRow(prompt, lent), before)
     return chosen
+
+
+def _placed(evidence: Evidence, schedule: str, misplaced: Misplaced) -> Predicted:
+    chosen, behind = {}, dict[int, TokenPlace]()
+    turns = (turn for turns in evidence.schedules_with_options.get(schedule, ()) for turn in turns)
+    for turn in _checked(evidence, misplaced, behind) if schedule == CHECKED else turns:
+        place = _begun(evidence, turn, behind.get(turn.row))
+        for index in range(place.start, place.start + turn.end - turn.start):
+            place = replace(place, index=index)
+            chosen[turn.row, index] = evidence.chosen(turn.row, index, *misplaced(place))
+        behind[turn.row] = place
+    return chosen
+
+
+def _begun(evidence: Evidence, turn: Turn, behind: TokenPlace | None) -> TokenPlace:
+    """The first place of a turn; ``behind`` is the last place of the row's turn before, if there is one."""
+    row, output = evidence.case.rows[turn.row], evidence.outputs[turn.row]
+    start = turn.start - len(evidence.prompts[turn.row])
+    if behind is None:
+        return TokenPlace(row, output, turn, start, 0, start, False, (), ())
+    drafts, end = behind.turn.drafts, output[behind.index]
+    fed = (*behind.fed, *behind.new, *drafts[len(behind.new) :], end)
+    late = behind.turn.accepted < len(drafts)
+    return TokenPlace(row, output, turn, start, behind.start, start, late, fed, (*behind.last, end))
+
+
+def _checked(evidence: Evidence, misplaced: Misplaced, behind: Mapping[int, TokenPlace]) -> Iterator[Turn]:
+    """The turns of an engine that leaves out drafts which the grammar forbids where the engine takes the row to be.
+
+    ``behind`` has the last place of each row's turn before: whoever takes the turns keeps it.
+    """
+    for number, text in enumerate(evidence.texts):
+        at = len(evidence.prompts[number])
+        while at < len(text):
+            _, before = misplaced(_begun(evidence, Turn(number, at, (), 0, at + 1), behind.get(number)))
+            drafts = evidence.drafts[number][at][: evidence.budget(number, at)]
+            drafts = allowed(evidence.case.rows[number].options, before, drafts)
+            accepted = agreeing(drafts, text[at:])
+            yield Turn(number, at, tuple(drafts), accepted, min(at + accepted + 1, len(text)))
+            at += accepted + 1
+
+
+def _checked_rounds(evidence: Evidence) -> list[Round]:
+    """The rounds of such an engine that takes each row to be where it is."""
+    rows: list[list[Turn]] = [[] for _ in evidence.texts]
+    for turn in _checked(evidence, lambda at: (at.row, at.before), {}):
+        rows[turn.row].append(turn)
+    longest = max(map(len, rows), default=0)
+    return [tuple(turns[step] for turns in rows if step < len(turns)) for step in range(longest)]

@@ -10,10 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from eqcheck.contract.options import RowOptions
+from typing import Any
 
 Edge = tuple[int, tuple[int, ...], int]
 Grammar = tuple[Edge, ...]
@@ -26,7 +23,7 @@ def complaints(grammar: Grammar) -> Iterator[str]:
     if grammar and grammar[0][0] != 0:
         yield f"grammar: expected an edge of state 0 first, got state {grammar[0][0]}"
     begun = {state for state, *_ in grammar}
-    for state, ids, after in grammar:
+    for state, _, after in grammar:
         if after not in begun:
             yield f"grammar: expected a state with an edge behind state {state}, got {after}"
     for state in begun:
@@ -57,10 +54,15 @@ def reached(states: States, tokens: Sequence[int]) -> int:
     return state
 
 
+def stuck(grammar: Grammar, eos: tuple[int, ...]) -> bool:
+    """Whether there is a state in which nothing is allowed: a row that comes there can neither go on nor end."""
+    return not all(states_of(grammar, eos).values())
+
+
 def ended(grammar: Grammar, tokens: Sequence[int], eos: tuple[int, ...]) -> bool:
     """Whether after these new tokens nothing but an EOS is allowed."""
     states = states_of(grammar, eos)
-    return {*states[reached(states, tokens)]} <= {*eos}
+    return bool(states) and {*states[reached(states, tokens)]} <= {*eos}
 
 
 def choice(sequences: Collection[Sequence[int]], ends: bool) -> Grammar:
@@ -94,20 +96,23 @@ def simpler(grammar: Grammar) -> Iterator[Grammar]:
             yield (*grammar[:at], (state, half, after), *grammar[at + 1 :])
 
 
-def rules(row: "RowOptions", ends: "list[str]") -> str:
+def rules(row: Any, by_text: bool = False) -> str:
     """The grammar of a row as rules of texts, where the text of id 17 is ``[17]``, as xgrammar and llama.cpp read them.
 
-    ``ends`` are the quoted texts with which the row ends where it may.
+    Where the row may end the rules end, so that engines allow its EOS ids; ``by_text`` they have the texts of these.
 
     >>> from eqcheck.contract.options import RowOptions
-    >>> print(rules(RowOptions(4, (9,), grammar=((0, (4, 5), 1), (1, (6, 9), 0), (1, (), 1))), ['""']))
+    >>> print(rules(row := RowOptions(4, (9,), grammar=((0, (4, 5), 1), (1, (6, 9), 0), (1, (), 1)))))
     root ::= s0
     s0 ::= ("[4]" | "[5]") s1
     s1 ::= ("[6]") s0 | ""
+    >>> print(rules(row, by_text=True).splitlines()[-1])
+    s1 ::= ("[6]") s0 | ("[9]") s1
     """
     alternatives: dict[int, list[str]] = {}
     for state, ids, after in row.grammar:
-        texts = " | ".join(f'"[{token}]"' for token in ids if token not in row.eos_token_ids)
-        alternatives.setdefault(state, []).extend(ends if not ids else [f"({texts}) s{after}"] if texts else [])
-    lines = [f"s{state} ::= {' | '.join(each)}" for state, each in alternatives.items() if each]
-    return "\n".join(["root ::= s0", *lines])
+        named = [token for token in ids if token not in row.eos_token_ids] if ids else row.eos_token_ids
+        texts = " | ".join(f'"[{token}]"' for token in named)
+        said = f"({texts}) s{after if ids else state}" if ids or by_text else '""'
+        alternatives.setdefault(state, []).extend([said] if texts else [])
+    return "\n".join(["root ::= s0", *(f"s{state} ::= {' | '.join(each)}" for state, each in alternatives.items())])

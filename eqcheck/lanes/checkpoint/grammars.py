@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from eqcheck.case.engine import VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.checkpoints.truth import Truth, row_with
-from eqcheck.contract.grammars import Edge, Grammar, choice, ended
+from eqcheck.contract.grammars import Edge, Grammar, choice, ended, stuck
 
 _ROWS = 4  # more cost time: what rows emit must be known
 _MOST = 0.7  # of the rows chosen, so that some stand beside one with a grammar and have none
@@ -26,13 +26,15 @@ def with_grammars(rng: random.Random, case: EngineCase, alone: Truth) -> EngineC
 def ruled(rng: random.Random, row: EngineRow, alone: Truth, tries: int = _TRIES) -> EngineRow:
     """The row with a grammar that changes a token of it, and leaves the target one best token at each place.
 
-    A grammar that it has stays if that is one.
+    Of a row that has one, about every second time the grammar stays if it is such a one: one that was made small may
+    fit more than one mistake.
     """
     plain = row_with(row, grammar=())
     output = alone.row(plain)
     drawn = (row_with(row, grammar=drawn_grammar(rng, row, output)) for _ in range(tries))
-    for one in (row, *drawn) if row.options.grammar else drawn:
-        if alone.row(one) != output and alone.decides(one):
+    for one in (row, *drawn) if row.options.grammar and rng.random() < 0.5 else drawn:
+        goes_on = not stuck(one.options.grammar, one.options.eos_token_ids)
+        if goes_on and alone.row(one) != output and alone.decides(one):
             return one
     return plain
 
@@ -66,7 +68,7 @@ def _fields(rng: random.Random, row: EngineRow, output: Sequence[int]) -> Gramma
 
 
 def _branches(rng: random.Random, row: EngineRow, output: Sequence[int]) -> Grammar:
-    """Two to four states, each with up to three sets of ids that lead to states: where a row is depends on each token."""
+    """Two to four states, each with up to three sets of ids that lead to states: each token decides where a row is."""
     count, edges = rng.randint(2, 4), list[Edge]()
     for state in range(count):
         ids = {*rng.sample(range(VOCAB_SIZE), rng.choice((24, 96, 160, 230))), *rng.sample(output, len(output) // 2)}
