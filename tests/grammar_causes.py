@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from grammar_faults import BUILDS, CLAIMS, FAULTS, Free, engine
+from grammar_faults import BUILDS, CLAIMS, FAULTS, Checked, Free, engine
 from grammar_unseen import UNSEEN
 
 import eqcheck
@@ -48,6 +48,11 @@ def decoded(build: type[Free], case: EngineCase) -> Outcome:
     return judged(JUDGE, case, {"outputs": outputs, "observed": decoder.observed})
 
 
+def shows(build: type[Free], name: str) -> bool:
+    """Whether a fault can show: a draft that is allowed, and not the best, is the best but one of the target's here."""
+    return (build, name) != (Checked, "free-correction")
+
+
 def found(build: type[Free], fault: type[Free], seed: int = 0) -> Found:
     """What an audit would find of a fault: the first case that is wrong, made small, and its cause."""
     faulty = engine(build, fault)
@@ -74,7 +79,7 @@ def main(only: str = "", most: str = "") -> int:
         return int(any(status != "equivalent" for _, status in counts))
     false = 0
     for name, (fault, edits) in (FAULTS | UNSEEN).items():
-        for build in BUILDS if only in name else ():
+        for build in (build for build in BUILDS if only in name and shows(build, name)):
             cause = found(build, fault)
             said = cause.edit.partition(":")[0]
             verdict = "right" if said and said in edits.split(" or ") else "FALSE" if said else "not named"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from grammar_causes import decoded, found, with_grammars
+from grammar_causes import decoded, found, shows, with_grammars
 from grammar_faults import BUILDS, CLAIMS, FAULTS, Free, engine
 from grammar_unseen import UNSEEN
 
@@ -68,7 +68,7 @@ def test_simpler_grammars_have_fewer_states_or_fewer_ids() -> None:
 def test_grammars_are_written_as_rules_of_texts() -> None:
     row = RowOptions(4, (9,), grammar=TWO)
     assert rules(row).splitlines() == ["root ::= s0", 's0 ::= ("[4]" | "[5]") s1', 's1 ::= ("[6]") s0 | ""']
-    assert rules(replace(row, eos_token_ids=())).splitlines()[-1] == 's1 ::= ("[6]") s0 | ""'
+    assert rules(replace(row, eos_token_ids=())).splitlines()[-1] == 's1 ::= ("[6]") s0'  # nothing ends it
     assert rules(row, by_text=True).splitlines()[-1] == 's1 ::= ("[6]") s0 | ("[9]") s1'
 
 
@@ -137,15 +137,16 @@ def test_drafts_end_before_the_first_that_is_forbidden() -> None:
 def test_a_right_engine_has_every_row_right(build: type[Free]) -> None:
     """Many more by ``python -m grammar_causes right 400``."""
     torch.set_num_threads(1)
-    assert {decoded(build, case).status for case in islice(with_grammars(5), 40)} == {"equivalent"}
+    assert {decoded(build, case).status for case in islice(with_grammars(5), 25)} == {"equivalent"}
 
 
 @pytest.mark.parametrize("build", BUILDS)
-@pytest.mark.parametrize("fault", {**FAULTS, **UNSEEN})
+@pytest.mark.parametrize("fault", [*FAULTS, *UNSEEN])
 def test_every_fault_is_caught(build: type[Free], fault: str) -> None:
     torch.set_num_threads(1)
-    faulty = engine(build, {**FAULTS, **UNSEEN}[fault][0])
-    assert any(decoded(faulty, case).failed for case in islice(with_grammars(0), 120))
+    faulty = engine(build, (FAULTS | UNSEEN)[fault][0])
+    caught = any(decoded(faulty, case).failed for case in islice(with_grammars(0), 120 if shows(build, fault) else 10))
+    assert caught == shows(build, fault)
 
 
 @pytest.mark.parametrize("fault", ["keeps-rejected", "next-mask", "open-at-end"])

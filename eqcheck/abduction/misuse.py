@@ -42,25 +42,23 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
             altered = [replace(row, options=_moved(name, row.options, step)) for row in rows]
             yield finding("option-of-other-ids", _chosen(evidence, altered), options=name, ids=ids)
     # Which tokens are of one round shows only in what is wrong with them, so all rounds that there may be are tried.
-    schedules = [*evidence.schedules_with_options, *[CHECKED] * ("grammar" in names)] if names else []
-    for schedule in schedules:
+    schedules = _schedules(evidence, names)
+    for schedule, rounds in schedules.items():
         for edit, misplaced in _MISPLACED.items():
-            yield finding(edit, _placed(evidence, schedule, misplaced), schedule, options=" and ".join(names))
-    for schedule in schedules if "grammar" in names else ():
+            yield finding(edit, _placed(evidence, rounds, misplaced), schedule, options=" and ".join(names))
+    for schedule, rounds in schedules.items() if "grammar" in names else ():
         for edit, misplaced in _OF_GRAMMARS.items():
-            yield finding(edit, _placed(evidence, schedule, misplaced), schedule)
-        for shift, neighbour in ((-1, "before"), (1, "after")) if names == ["grammar"] else ():
-            yield finding("grammar-of-neighbour", _beside(evidence, schedule, shift), schedule, row=neighbour)
-    for schedule in evidence.schedules_with_options if "min_new_tokens" in names else ():
+            yield finding(edit, _placed(evidence, rounds, misplaced), schedule)
+        for shift, neighbour in _beside_of(rows) if names == ["grammar"] else ():
+            yield finding("grammar-of-neighbour", _beside(evidence, rounds, shift), schedule, row=neighbour)
+    for schedule, rounds in schedules.items() if "min_new_tokens" in names else ():
         for edit, misplaced in _MISCOUNTED.items():
-            yield finding(edit, _placed(evidence, schedule, misplaced), schedule)
+            yield finding(edit, _placed(evidence, rounds, misplaced), schedule)
     kinds = {scoring(row.options): number for number, row in reversed(list(enumerate(rows)))}
     for other in kinds.values() if len(kinds) > 1 else ():
         altered = [replace(row, options=rows[other].options) for row in rows]
         yield finding("options-of-another", _chosen(evidence, altered), row=other)
-    # Of two rows each stands before and after the other: cases with more rows tell, if there are any.
-    beside = [(1, "beside")] if len(rows) == 2 else []
-    for shift, neighbour in (*beside, (-1, "before"), (1, "after")) if len(kinds) > 1 else ():
+    for shift, neighbour in _beside_of(rows) if len(kinds) > 1 else ():
         others = [rows[(at + shift) % len(rows)].options for at in range(len(rows))]
         for name in names:  # one that suffices alone is the one: the others may be the row's own
             lent = [row_with(row, **{name: getattr(other, name)}) for row, other in zip(rows, others, strict=True)]
@@ -73,6 +71,11 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
             loose = OptionMisuse(edit=EDITS[edit], parameters=(("options", name),), loose=True)
             found = explained(evidence, loose, predicted)
             yield replace(found, chance=max(found.chance, LEAST_CHANCE)).times(choices)
+
+
+def _beside_of(rows: Sequence[EngineRow]) -> tuple[tuple[int, str], ...]:
+    """The places of a neighbour. Of two rows each stands before and after the other: cases with more rows tell."""
+    return (*[(1, "beside")] * (len(rows) == 2), (-1, "before"), (1, "after"))
 
 
 def _over_prompt(evidence: Evidence, name: str) -> Iterator[tuple[str, Predicted]]:
@@ -131,10 +134,6 @@ def _chosen(evidence: Evidence, rows: Sequence[EngineRow | AskedRow], prompted: 
         for row, output in enumerate(evidence.outputs)
         for index in range(len(output))
     }
-
-
-CHECKED = "checked"
-"""The rounds of an engine that leaves out draft tokens which the grammar forbids, and all behind them."""
 
 
 @lru_cache(maxsize=1024)
@@ -243,10 +242,10 @@ _OF_GRAMMARS: dict[str, Misplaced] = {
 }
 
 
-def _beside(evidence: Evidence, schedule: str, shift: int) -> Predicted:
+def _beside(evidence: Evidence, rounds: Sequence[Round], shift: int) -> Predicted:
     """The tokens where each row is held to what the grammar of a row beside it allows that row, place by place."""
     chosen = {}
-    for turns in _checked_rounds(evidence) if schedule == CHECKED else evidence.schedules_with_options[schedule]:
+    for turns in rounds:
         for place, turn in enumerate(turns):
             other = turns[(place + shift) % len(turns)]
             prompt, lent = evidence.case.rows[turn.row].prompt, evidence.case.rows[other.row].options
@@ -258,10 +257,10 @@ def _beside(evidence: Evidence, schedule: str, shift: int) -> Predicted:
     return chosen
 
 
-def _placed(evidence: Evidence, schedule: str, misplaced: Misplaced) -> Predicted:
+def _placed(evidence: Evidence, rounds: Sequence[Round], misplaced: Misplaced) -> Predicted:
     chosen, behind = {}, dict[int, TokenPlace]()
-    turns = (turn for turns in evidence.schedules_with_options.get(schedule, ()) for turn in turns)
-    for turn in _checked(evidence, misplaced, behind) if schedule == CHECKED else turns:
+    turns = (turn for turns in rounds for turn in turns)
+    for turn in turns if rounds is not _AS_TAKEN else _checked(evidence, misplaced, behind):
         place = _begun(evidence, turn, behind.get(turn.row))
         for index in range(place.start, place.start + turn.end - turn.start):
             place = replace(place, index=index)
@@ -298,10 +297,16 @@ def _checked(evidence: Evidence, misplaced: Misplaced, behind: Mapping[int, Toke
             at += accepted + 1
 
 
-def _checked_rounds(evidence: Evidence) -> list[Round]:
-    """The rounds of such an engine that takes each row to be where it is."""
+_AS_TAKEN: list[Round] = []  # which these are depends on where the engine takes a row to be
+
+
+def _schedules(evidence: Evidence, names: Sequence[str]) -> dict[str, list[Round]]:
+    """The rounds to try; with a grammar also those of engines that leave out what it forbids, and all behind that."""
+    if "grammar" not in names:
+        return evidence.schedules_with_options if names else {}
     rows: list[list[Turn]] = [[] for _ in evidence.texts]
-    for turn in _checked(evidence, lambda at: (at.row, at.before), {}):
+    for turn in _checked(evidence, lambda at: (at.row, at.before), {}):  # it takes each row to be where it is
         rows[turn.row].append(turn)
-    longest = max(map(len, rows), default=0)
-    return [tuple(turns[step] for turns in rows if step < len(turns)) for step in range(longest)]
+    steps = range(max(map(len, rows), default=0))
+    checked = [tuple(turns[step] for turns in rows if step < len(turns)) for step in steps]
+    return evidence.schedules_with_options | {"checked": checked, "checked as taken": _AS_TAKEN}
