@@ -2,8 +2,8 @@
 
 A grammar is a tuple of edges ``(state, ids, next)``: in ``state`` each of these ids may be emitted, and leads to the
 state ``next``. A row begins in state 0. An edge without ids says that the row may end in its state: then, and only
-then, the row's EOS ids are allowed there, whatever edges name them. What is not allowed leads nowhere, as in the
-matchers of engines: the state stays.
+then, the row's EOS ids are allowed there, whatever edges name them. A token that is not allowed leads nowhere, as in
+the matchers of engines: the state stays.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _ending(rng: random.Random, row: EngineRow, edges: Sequence[Edge], states: S
 
 
 def grammars_seen(case: EngineCase, outputs: Sequence[tuple[int, ...]]) -> dict[str, bool]:
-    """The counters of grammars beside those that say that one changed a token."""
+    """The counters of grammars, but for the one that says that a grammar changed a token."""
     options = [row.options for row in case.rows]
     given = [bool(each.grammar) for each in options]
     return {
