@@ -33,8 +33,8 @@ def penalised(
     A bias is added first. A repetition penalty divides the scores of what is in prompt and output, or multiplies them
     below zero (Keskar and others, 2019, https://arxiv.org/abs/1909.05858); a presence penalty is taken from the scores
     of what is in the output, a frequency penalty as often as it is there. Then tokens are forbidden: the last one of a
-    bad word whose others end the output, every token that is not among the allowed ids or that the grammar does not allow
-    behind the output, and an EOS before the minimum.
+    bad word whose others end the output, every token that is not among the allowed ids, or that the grammar does not
+    allow behind the output, and an EOS before the minimum.
     """
     asked = (options.repetition_penalty, options.presence_penalty, options.frequency_penalty, options.min_new_tokens)
     named = (options.logit_bias, options.bad_words, options.allowed_ids, options.grammar)
