@@ -49,8 +49,11 @@ def decoded(build: type[Free], case: EngineCase) -> Outcome:
 
 
 def shows(build: type[Free], name: str) -> bool:
-    """Whether a fault can show: a draft that is allowed, and not the best, is the best but one of the target's here."""
-    return (build, name) != (Checked, "free-correction")
+    """Whether a fault can show: a draft that is allowed, and not the best, is the best but one of the target's here.
+
+    Drafts that the grammar forbids are proposed by `Free` alone.
+    """
+    return (build, name) != (Checked, "free-correction") and (build is Free or name != "unseen-anew")
 
 
 def found(build: type[Free], fault: type[Free], seed: int = 0) -> Found:

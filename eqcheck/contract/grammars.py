@@ -101,8 +101,9 @@ def rules(row: Any, by_text: bool = False) -> str:
 
     Where the row may end the rules end, so that engines allow its EOS ids; ``by_text`` they have the texts of these.
 
-    >>> from eqcheck.contract.options import RowOptions
-    >>> print(rules(row := RowOptions(4, (9,), grammar=((0, (4, 5), 1), (1, (6, 9), 0), (1, (), 1)))))
+    >>> from types import SimpleNamespace
+    >>> row = SimpleNamespace(eos_token_ids=(9,), grammar=((0, (4, 5), 1), (1, (6, 9), 0), (1, (), 1)))
+    >>> print(rules(row))
     root ::= s0
     s0 ::= ("[4]" | "[5]") s1
     s1 ::= ("[6]") s0 | ""
