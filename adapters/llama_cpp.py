@@ -24,6 +24,7 @@ from typing import Any
 
 import eqcheck
 from eqcheck.contract.decoders import Request, RowOptions
+from eqcheck.contract.grammars import rules
 
 ORIGIN = "https://github.com/ggml-org/llama.cpp"
 _SLOTS, _MANY_ROWS, _MANY_SLOTS = 4, 32, 16
@@ -201,6 +202,8 @@ def asked(prompt: list[int], row: RowOptions, request: Request) -> dict[str, Any
         body["n_probs"] = 1
     if row.logit_bias:
         body["logit_bias"] = [list(pair) for pair in row.logit_bias]
+    if row.grammar:
+        body["grammar"] = rules(row, by_text=True)
     if request.prefix_caching is not None:
         body["cache_prompt"] = request.prefix_caching
     return body
@@ -288,6 +291,7 @@ _CLAIMS: dict[str, Any] = {
         "logprobs",
         "repetition-penalty",
         "logit-bias",
+        "grammar",
         "many-rows",
         "arrivals",
         "token-budget",

@@ -116,6 +116,8 @@ def _scoring(row: RowOptions, prompt: list[int], vocabulary: int) -> dict[str, A
         asked["sequence_bias"] = [[[token], float(bias)] for token, bias in row.logit_bias]
     if row.bad_words:
         asked["bad_words_ids"] = list(map(list, row.bad_words))
+    if row.grammar:
+        asked["prefix_allowed_tokens_fn"] = lambda _, ids: next(row.ruled(ids[len(prompt) :].tolist(), len(ids), 1))
     if row.allowed_ids:
         asked["suppress_tokens"] = sorted({*range(vocabulary)} - {*row.allowed_ids})
     return asked
@@ -339,6 +341,7 @@ _CLAIMS: dict[str, Any] = {
         "logit-bias",
         "bad-words",
         "allowed-ids",
+        "grammar",
         "stop-sequences",
         "ngram",
     ),

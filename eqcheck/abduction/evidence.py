@@ -273,7 +273,7 @@ class Evidence:
 
     @cached_property
     def schedules(self) -> dict[str, list[Round]]:
-        """Of a right draft; of one that keeps rejected tokens from 32 on (``stale:32``); fed with prompts (``at once``)."""
+        """Of a right draft; with rejected tokens kept from 32 on (``stale:32``); fed with prompts (``at once``)."""
         fulls = (1, *self.rings) if isinstance(self.draft, Function) else ()
         stale_ones = {f"stale:{full}": self._rounds(self._stale_drafts(full - 1), beyond=1) for full in fulls}
         at_once = {"at once": self._rounds(with_prompts(self.case, self.prompts, self.drafts))}

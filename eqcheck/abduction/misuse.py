@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from eqcheck.abduction.drafts import allowed
 from eqcheck.abduction.evidence import LEAST_CHANCE, Evidence, scoring
 from eqcheck.abduction.hypotheses import Explained, Hypothesis, explained
 from eqcheck.abduction.outputs import EDITS, Predicted
-from eqcheck.abduction.program import Turn
+from eqcheck.abduction.program import Round, Turn
 from eqcheck.case.engine import VOCAB_SIZE, EngineRow
+from eqcheck.checkpoints.dictation import agreeing
 from eqcheck.checkpoints.truth import AskedRow, row_with
+from eqcheck.contract.grammars import ended, shifted
 from eqcheck.contract.options import LISTS, PENALTIES, SCORING, RowOptions
 
 
@@ -39,19 +42,23 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
             altered = [replace(row, options=_moved(name, row.options, step)) for row in rows]
             yield finding("option-of-other-ids", _chosen(evidence, altered), options=name, ids=ids)
     # Which tokens are of one round shows only in what is wrong with them, so all rounds that there may be are tried.
-    for schedule in evidence.schedules_with_options if names else ():
+    schedules = _schedules(evidence, names)
+    for schedule, rounds in schedules.items():
         for edit, misplaced in _MISPLACED.items():
-            yield finding(edit, _placed(evidence, schedule, misplaced), schedule, options=" and ".join(names))
-    for schedule in evidence.schedules_with_options if "min_new_tokens" in names else ():
+            yield finding(edit, _placed(evidence, rounds, misplaced), schedule, options=" and ".join(names))
+    for schedule, rounds in schedules.items() if "grammar" in names else ():
+        for edit, misplaced in _OF_GRAMMARS.items():
+            yield finding(edit, _placed(evidence, rounds, misplaced), schedule)
+        for shift, neighbour in _beside_of(rows) if names == ["grammar"] else ():
+            yield finding("grammar-of-neighbour", _beside(evidence, rounds, shift), schedule, row=neighbour)
+    for schedule, rounds in schedules.items() if "min_new_tokens" in names else ():
         for edit, misplaced in _MISCOUNTED.items():
-            yield finding(edit, _placed(evidence, schedule, misplaced), schedule)
+            yield finding(edit, _placed(evidence, rounds, misplaced), schedule)
     kinds = {scoring(row.options): number for number, row in reversed(list(enumerate(rows)))}
     for other in kinds.values() if len(kinds) > 1 else ():
         altered = [replace(row, options=rows[other].options) for row in rows]
         yield finding("options-of-another", _chosen(evidence, altered), row=other)
-    # Of two rows each stands before and after the other: cases with more rows tell, if there are any.
-    beside = [(1, "beside")] if len(rows) == 2 else []
-    for shift, neighbour in (*beside, (-1, "before"), (1, "after")) if len(kinds) > 1 else ():
+    for shift, neighbour in _beside_of(rows) if len(kinds) > 1 else ():
         others = [rows[(at + shift) % len(rows)].options for at in range(len(rows))]
         for name in names:  # one that suffices alone is the one: the others may be the row's own
             lent = [row_with(row, **{name: getattr(other, name)}) for row, other in zip(rows, others, strict=True)]
@@ -66,6 +73,11 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
             yield replace(found, chance=max(found.chance, LEAST_CHANCE)).times(choices)
 
 
+def _beside_of(rows: Sequence[EngineRow]) -> tuple[tuple[int, str], ...]:
+    """The places of a neighbour. Of two rows each stands before and after the other: cases with more rows tell."""
+    return (*[(1, "beside")] * (len(rows) == 2), (-1, "before"), (1, "after"))
+
+
 def _over_prompt(evidence: Evidence, name: str) -> Iterator[tuple[str, Predicted]]:
     """The prompt counts for what is of new tokens, or does not for a penalty that is of all."""
     if name == "min_new_tokens":
@@ -74,7 +86,7 @@ def _over_prompt(evidence: Evidence, name: str) -> Iterator[tuple[str, Predicted
         yield "option-over-prompt", _chosen(evidence, altered)
     elif name == "repetition_penalty":
         yield "option-without-prompt", _chosen(evidence, [AskedRow((), row.options) for row in evidence.case.rows])
-    elif name in PENALTIES or name == "bad_words":
+    elif name in PENALTIES or name in ("bad_words", "grammar"):
         yield "option-over-prompt", _chosen(evidence, evidence.case.rows, prompted=True)
 
 
@@ -83,7 +95,8 @@ def _moved(name: str, options: RowOptions, step: int) -> RowOptions:
     bias = tuple(((token + step) % VOCAB_SIZE, value) for token, value in options.logit_bias)
     words = tuple(tuple((token + step) % VOCAB_SIZE for token in word) for word in options.bad_words)
     ids = tuple((token + step) % VOCAB_SIZE for token in options.allowed_ids)
-    moved = replace(options, logit_bias=bias, bad_words=words, allowed_ids=ids)
+    grammar = shifted(options.grammar, step, VOCAB_SIZE)
+    moved = replace(options, logit_bias=bias, bad_words=words, allowed_ids=ids, grammar=grammar)
     return replace(moved, **{other: getattr(options, other) for other in LISTS if other != name})
 
 
@@ -137,8 +150,8 @@ def _at_least(row: EngineRow, count: int) -> EngineRow:
 class TokenPlace:
     """A new token's ``index`` in its row, with the ``output`` of that, and the turn it comes from.
 
-    It begins at ``start``, the one before at ``earlier``; ``late``: after a rejection. ``rejected`` and ``last`` are of
-    the row's earlier turns: the draft tokens that were, and the last tokens.
+    It begins at ``start``, the one before at ``earlier``; ``late``: after a rejection. ``fed`` and ``last`` are of the
+    row's earlier turns: all tokens, rejected drafts in their places, and the last tokens.
     """
 
     row: EngineRow
@@ -148,7 +161,7 @@ class TokenPlace:
     earlier: int
     index: int
     late: bool
-    rejected: tuple[int, ...]
+    fed: tuple[int, ...]
     last: tuple[int, ...]
 
     @property
@@ -159,6 +172,11 @@ class TokenPlace:
     def begun(self) -> list[int]:
         """The new tokens when the turn begins."""
         return self.output[: self.start]
+
+    @property
+    def new(self) -> list[int]:
+        """The tokens of the turn that stand before it."""
+        return self.output[self.start : self.index]
 
     @property
     def corrected(self) -> bool:
@@ -202,7 +220,7 @@ _MISPLACED: dict[str, Misplaced] = {
     "option-missing-at-bonus": lambda at: (at.plain if at.bonus else at.row, at.before),
     "option-missing-at-correction": lambda at: (at.plain if at.corrected else at.row, at.before),
     "option-over-drafts": lambda at: (at.row, (*at.before, *at.turn.drafts[at.index - at.start :])),
-    "option-over-rejected": lambda at: (at.row, (*at.rejected, *at.before)),
+    "option-over-rejected": lambda at: (at.row, (*at.fed, *at.new)),
     "option-once-a-round": lambda at: (at.row, at.last),
     "option-times-tokens": lambda at: (at.stronger(1), at.before),
     "option-by-tokens": lambda at: (at.stronger(-1), at.before),
@@ -214,22 +232,81 @@ _MISCOUNTED: dict[str, Misplaced] = {
 }
 
 
-def _placed(evidence: Evidence, schedule: str, misplaced: Misplaced) -> Predicted:
+_OF_GRAMMARS: dict[str, Misplaced] = {
+    "grammar-without-accepted": lambda at: (at.row, (*at.last, *at.new)),
+    "grammar-at-beginning": lambda at: (at.row, ()),
+    "grammar-open-at-end": lambda at: (
+        at.plain if at.new and ended(at.row.options.grammar, at.before, at.row.options.eos_token_ids) else at.row,
+        at.before,
+    ),
+}
+
+
+def _beside(evidence: Evidence, rounds: Sequence[Round], shift: int) -> Predicted:
+    """The tokens where each row is held to what the grammar of a row beside it allows that row, place by place."""
     chosen = {}
-    rejected: dict[int, tuple[int, ...]] = {}
-    last: dict[int, tuple[int, ...]] = {}
-    earlier = dict[int, int]()
-    late = set[int]()
-    for turn in (turn for turns in evidence.schedules_with_options[schedule] for turn in turns):
-        number, output = turn.row, evidence.outputs[turn.row]
-        start, row = turn.start - len(evidence.prompts[number]), evidence.case.rows[number]
-        end = start + turn.end - turn.start
-        seen = rejected.get(number, ()), last.get(number, ())
-        for index in range(start, end):
-            place = TokenPlace(row, output, turn, start, earlier.get(number, 0), index, number in late, *seen)
-            chosen[number, index] = evidence.chosen(number, index, *misplaced(place))
-        earlier[number] = start
-        rejected[number] = (*seen[0], *turn.drafts[turn.accepted :])
-        last[number] = (*seen[1], output[end - 1])
-        late = late | {number} if turn.accepted < len(turn.drafts) else late - {number}
+    for turns in rounds:
+        for place, turn in enumerate(turns):
+            other = turns[(place + shift) % len(turns)]
+            prompt, lent = evidence.case.rows[turn.row].prompt, evidence.case.rows[other.row].options
+            begun = evidence.texts[other.row][len(evidence.prompts[other.row]) : other.start]
+            start = turn.start - len(prompt)
+            for index in range(start, start + turn.end - turn.start):
+                before = [*begun, *other.drafts[: index - start]]
+                chosen[turn.row, index] = evidence.chosen(turn.row, index, AskedRow(prompt, lent), before)
     return chosen
+
+
+def _placed(evidence: Evidence, rounds: Sequence[Round], misplaced: Misplaced) -> Predicted:
+    chosen, behind = {}, dict[int, TokenPlace]()
+    turns = (turn for turns in rounds for turn in turns)
+    for turn in turns if rounds is not _AS_TAKEN else _checked(evidence, misplaced, behind):
+        place = _begun(evidence, turn, behind.get(turn.row))
+        for index in range(place.start, place.start + turn.end - turn.start):
+            place = replace(place, index=index)
+            chosen[turn.row, index] = evidence.chosen(turn.row, index, *misplaced(place))
+        behind[turn.row] = place
+    return chosen
+
+
+def _begun(evidence: Evidence, turn: Turn, behind: TokenPlace | None) -> TokenPlace:
+    """The first place of a turn; ``behind`` is the last place of the row's turn before, if there is one."""
+    row, output = evidence.case.rows[turn.row], evidence.outputs[turn.row]
+    start = turn.start - len(evidence.prompts[turn.row])
+    if behind is None:
+        return TokenPlace(row, output, turn, start, 0, start, False, (), ())
+    drafts, end = behind.turn.drafts, output[behind.index]
+    fed = (*behind.fed, *behind.new, *drafts[len(behind.new) :], end)
+    late = behind.turn.accepted < len(drafts)
+    return TokenPlace(row, output, turn, start, behind.start, start, late, fed, (*behind.last, end))
+
+
+def _checked(evidence: Evidence, misplaced: Misplaced, behind: Mapping[int, TokenPlace]) -> Iterator[Turn]:
+    """The turns of an engine that leaves out drafts which the grammar forbids where the engine takes the row to be.
+
+    ``behind`` has the last place of each row's turn before: whoever takes the turns keeps it.
+    """
+    for number, text in enumerate(evidence.texts):
+        at = len(evidence.prompts[number])
+        while at < len(text):
+            _, before = misplaced(_begun(evidence, Turn(number, at, (), 0, at + 1), behind.get(number)))
+            drafts = evidence.drafts[number][at][: evidence.budget(number, at)]
+            drafts = allowed(evidence.case.rows[number].options, before, drafts)
+            accepted = agreeing(drafts, text[at:])
+            yield Turn(number, at, tuple(drafts), accepted, min(at + accepted + 1, len(text)))
+            at += accepted + 1
+
+
+_AS_TAKEN: list[Round] = []  # which these are depends on where the engine takes a row to be
+
+
+def _schedules(evidence: Evidence, names: Sequence[str]) -> dict[str, list[Round]]:
+    """The rounds to try; with a grammar also those of engines that leave out what it forbids, and all behind that."""
+    if "grammar" not in names:
+        return evidence.schedules_with_options if names else {}
+    rows: list[list[Turn]] = [[] for _ in evidence.texts]
+    for turn in _checked(evidence, lambda at: (at.row, at.before), {}):  # it takes each row to be where it is
+        rows[turn.row].append(turn)
+    steps = range(max(map(len, rows), default=0))
+    checked = [tuple(turns[step] for turns in rows if step < len(turns)) for step in steps]
+    return evidence.schedules_with_options | {"checked": checked, "checked as taken": _AS_TAKEN}

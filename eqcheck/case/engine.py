@@ -38,6 +38,7 @@ def _asked(row: EngineRow) -> Iterator[str]:
     named = [(name, getattr(options, name)) for name in ("eos_token_ids", "allowed_ids")] + [("logit_bias", biased)]
     for name in ("stop_sequences", "bad_words"):
         named += [(f"{name}[{number}]", ids) for number, ids in enumerate(getattr(options, name))]
+    named += [("grammar", ids) for _, ids, _ in options.grammar]
     for name, ids in named:
         if said := complaint(name, ids, Tokens):
             yield said

@@ -46,6 +46,7 @@ CAPABILITIES = {
     "logit-bias": "numbers are added to the logits of tokens",
     "bad-words": "new tokens may not contain certain tokens, or certain sequences of them",
     "allowed-ids": "new tokens are all from a list",
+    "grammar": "new tokens follow a grammar over token ids, and a row ends where that lets it end",
     "many-rows": "up to 128 rows",
     "arrivals": "rows are handed over while others run",
     "token-budget": "a step of the engine computes at most so many tokens",
@@ -232,9 +233,8 @@ class Decoder:
                 raise UsageError(f"{claim}: expected a tuple with some of {allowed}, got {given!r}")
             for choice in given:
                 if choice not in allowed:
-                    raise UsageError(
-                        f"{claim}: expected some of {allowed}, got {choice!r}{did_you_mean(choice, allowed)}"
-                    )
+                    hint = did_you_mean(choice, allowed)
+                    raise UsageError(f"{claim}: expected some of {allowed}, got {choice!r}{hint}")
             keep(claim, tuple(given))
         keep("dtype", self.dtype or ("float32" if self.checkpoints else "float64"))
         if self.dtype not in DTYPES:

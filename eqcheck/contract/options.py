@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 from eqcheck.contract.errors import UsageError, did_you_mean
 from eqcheck.contract.fields import Meta, check
+from eqcheck.contract.grammars import complaints, reached, states_of
 
 ORDER = ("temperature", "top-k", "top-p", "min-p")
 """In which options are applied, as in transformers; vLLM cuts by min-p before top-k. Penalties come before all."""
@@ -28,7 +29,7 @@ SEEDS = {
 PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Options that change the scores of tokens that were there before, and the values at which they do not."""
 
-LISTS = ("logit_bias", "bad_words", "allowed_ids")
+LISTS = ("logit_bias", "bad_words", "allowed_ids", "grammar")
 """Options that change the scores of the tokens that they name; off where they name none."""
 
 SCORING: dict[str, Any] = {"min_new_tokens": 0, **PENALTIES, **dict.fromkeys(LISTS, ())}
@@ -41,6 +42,8 @@ PAST_STOP = "past-stop"
 _TOKENS = {"is": "a list of token ids"}
 _STOPS = {"is": "a list of lists of token ids"}
 _BIAS = {"is": "finite numbers by token id"}
+_EDGES = {"is": "edges: a state, a list of token ids, and the next state"}
+_State = Annotated[int, Meta(ge=0, le=4095)]
 _ABOVE_0 = {"is": "a number above 0"}
 _FINITE = {"is": "a finite number"}
 _WARM = {"is": "0 (greedy) or a number from 1e-6 to 1e6"}
@@ -54,6 +57,7 @@ def _bounds(options: RowOptions) -> Iterator[str]:
     for name in ("stop_sequences", "bad_words"):
         if not all(getattr(options, name)):
             yield f"{name}: expected at least one token id in each, got none"
+    yield from complaints(options.grammar)
     if 0 < options.temperature < 1e-6:
         yield f"temperature: expected {_WARM['is']}, got {options.temperature!r}"
     if options.seed is not None and not 0 <= options.seed < 2**64:  # more than a bound of msgspec can say
@@ -71,7 +75,8 @@ class RowOptions:
     ``cancel_after``: the caller needs no more than so many new tokens; the row may end there or somewhat later.
 
     `eqcheck.truth.law.penalised` says how penalties, ``logit_bias`` (numbers by token, kept as pairs), ``bad_words``
-    and ``allowed_ids`` change scores; where no ids are allowed by name, all are.
+    and ``allowed_ids`` change scores; where no ids are allowed by name, all are. ``grammar`` has edges, see
+    `eqcheck.contract.grammars`: what it does not allow behind the row's new tokens is forbidden.
 
     At a ``temperature`` above 0 the row is sampled: its scores are divided by it, cut to the ``top_k`` highest (0: no
     cut), to the most likely ones that reach ``top_p`` together (1.0: no cut), and to those not below ``min_p`` of the
@@ -105,6 +110,7 @@ class RowOptions:
     logprobs: bool = False
     cancel_after: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     prompt_logprobs: bool = False
+    grammar: Annotated[tuple[tuple[_State, tuple[int, ...], _State], ...], Meta(extra=_EDGES)] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.logit_bias, Mapping):
@@ -116,6 +122,18 @@ class RowOptions:
         """Whether an option changes the scores of tokens before the best is chosen."""
         own = any(getattr(self, name) != off for name, off in SCORING.items() if name != "min_new_tokens")
         return own or bool(self.min_new_tokens and self.eos_token_ids)
+
+    def ruled(self, tokens: Sequence[int], start: int, count: int) -> Iterator[list[int]]:
+        """The ids that the grammar allows behind so many of the new tokens, and behind each one more: so many lists.
+
+        >>> list(RowOptions(4, (9,), grammar=((0, (5,), 1), (1, (6,), 0), (1, (), 1))).ruled((5, 6), 0, 3))
+        [[5], [6, 9], [5]]
+        """
+        states = states_of(self.grammar, self.eos_token_ids)
+        state = reached(states, tokens[:start])
+        for number in range(start, start + count):
+            yield [*states[state]]
+            state = states[state].get(tokens[number], state) if number < len(tokens) else state
 
     def stops_of(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:
         """The stop sequences with which new tokens end."""
@@ -205,6 +223,8 @@ def options_of(options: RowOptions) -> str:
         value = getattr(options, name)
         if name in ("bad_words", "stop_sequences"):
             entries = [" ".join(map(str, word)) for word in value]
+        elif name == "grammar":
+            entries = [f"{state}: {' '.join(map(str, ids)) or 'end'} to {after}" for state, ids, after in value]
         elif isinstance(value, tuple):
             entries = [f"{entry[0]}: {entry[1]:g}" if isinstance(entry, tuple) else str(entry) for entry in value]
         else:

@@ -33,10 +33,12 @@ def penalised(
     A bias is added first. A repetition penalty divides the scores of what is in prompt and output, or multiplies them
     below zero (Keskar and others, 2019, https://arxiv.org/abs/1909.05858); a presence penalty is taken from the scores
     of what is in the output, a frequency penalty as often as it is there. Then tokens are forbidden: the last one of a
-    bad word whose others end the output, every token but the allowed ones, and an EOS before the minimum.
+    bad word whose others end the output, every token that is not among the allowed ids, or that the grammar does not
+    allow behind the output, and an EOS before the minimum.
     """
     asked = (options.repetition_penalty, options.presence_penalty, options.frequency_penalty, options.min_new_tokens)
-    if (*asked, options.logit_bias, options.bad_words, options.allowed_ids) == (1.0, 0.0, 0.0, 0, (), (), ()):
+    named = (options.logit_bias, options.bad_words, options.allowed_ids, options.grammar)
+    if (*asked, *named) == (1.0, 0.0, 0.0, 0, (), (), (), ()):
         return scores
     scores = scores.clone()
     for token, bias in options.logit_bias:
@@ -52,6 +54,10 @@ def penalised(
         if number < options.min_new_tokens:
             forbidden += options.eos_token_ids
         score[forbidden] = float("-inf")
+    for score, kept in zip(scores, options.ruled(output, start, len(scores)) if options.grammar else (), strict=False):
+        rest = score[kept]
+        score[:] = float("-inf")
+        score[kept] = rest
     if options.allowed_ids:
         scores[:, sorted({*range(scores.shape[-1])} - {*options.allowed_ids})] = float("-inf")
     return scores

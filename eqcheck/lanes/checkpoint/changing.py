@@ -9,6 +9,7 @@ from eqcheck.case.engine import VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.truth import Truth, row_with, with_options
 from eqcheck.contract.options import LISTS, SCORING
+from eqcheck.lanes.checkpoint.grammars import drawn_grammar, ruled
 
 _SHARE, _ALWAYS = 0.2, 0.7  # of the cases, for each option; of the rows chosen in them
 _ACROSS = 0.3  # of the rows with bad words
@@ -52,11 +53,16 @@ def _allowed(rng: random.Random, row: EngineRow, output: Sequence[int]) -> Engin
     return row_with(row, allowed_ids=tuple(sorted(ids - {rng.choice(output)})))
 
 
+def _grammatical(rng: random.Random, row: EngineRow, output: Sequence[int]) -> EngineRow:
+    return row_with(row, grammar=drawn_grammar(rng, row, output))
+
+
 CHANGING: dict[str, Callable[[random.Random, EngineRow, Sequence[int]], EngineRow]] = {
     "frequency-penalty": _counted,
     "logit-bias": _biased,
     "bad-words": _banned,
     "allowed-ids": _allowed,
+    "grammar": _grammatical,
 }
 """Options that are drawn so that they change a token of their row, by what the row emits without them."""
 
@@ -65,7 +71,8 @@ def drawn(
     rng: random.Random, rows: Sequence[EngineRow], capabilities: Sequence[str], alone: Truth, most: int
 ) -> list[EngineRow]:
     """The rows, at most so many of them with options that change a token of what they emit without."""
-    rows, names = list(rows), [name for name in CHANGING if name in capabilities and rng.random() < _SHARE]
+    names = [name for name in CHANGING if name in capabilities and name != "grammar" and rng.random() < _SHARE]
+    rows = list(rows)
     for number in rng.sample(range(len(rows)), min(len(rows), most)) if names else ():
         for name in names:
             if rng.random() < _ALWAYS:
@@ -77,7 +84,9 @@ def again(rng: random.Random, row: EngineRow, alone: Truth) -> EngineRow:
     """A row with another prompt, and its options of `CHANGING` drawn anew: of what it emits now."""
     for name in CHANGING:
         field = name.replace("-", "_")
-        if getattr(row.options, field) != SCORING[field]:
+        if name == "grammar":
+            row = ruled(rng, row, alone, _TRIES_AGAIN) if row.options.grammar else row
+        elif getattr(row.options, field) != SCORING[field]:
             row = _until_changed(rng, row_with(row, **{field: SCORING[field]}), name, alone, _TRIES_AGAIN)
     return row
 

@@ -23,6 +23,7 @@ from eqcheck.contract.options import SCORING, cancelled
 from eqcheck.contract.requirements import prompts_meeting
 from eqcheck.contract.sizes import SERVED, Bounds
 from eqcheck.lanes.checkpoint import changing
+from eqcheck.lanes.checkpoint.grammars import grammars_seen, with_grammars
 from eqcheck.lanes.checkpoint.reaching import KV_BLOCK, Reach, going_on, reached, reaches, reaching
 from eqcheck.lanes.checkpoint.stops import places, stops_seen, with_cancelled, with_logprobs, with_stops
 
@@ -82,6 +83,9 @@ class EngineCases:
             if self.switches and among == 1:
                 return _switched(case, self.switches[(turn + self.seed) % len(self.switches)])
             # A generator of its own: an engine without stops gets the cases that it got before there were any.
+            own = random.Random(f"eqcheck {self.seed} grammars {number}")
+            if self._has(own, "grammar", 0.4) and checkpoint(case.checkpoint).built:  # texts of others may be joined
+                case = with_grammars(own, case, truth(case.checkpoint))
             own = random.Random(f"eqcheck {self.seed} stops {number}")
             case = with_stops(own, case) if self._has(own, "stop-sequences", 0.4) else case
             case = with_cancelled(own, case) if self._has(own, "cancel", 0.3) else case
@@ -329,7 +333,7 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
         "preemptions": preempted,
         "late_rows": observed.get("late_rows", 0) > 0,
     }
-    checks |= stops_seen(case, outputs) | cancelled(options, outputs)
+    checks |= stops_seen(case, outputs) | cancelled(options, outputs) | grammars_seen(case, outputs)
     counters = {name for name, holds in (checks | reached(case, outputs)).items() if holds}
     return counters | answered(case, outputs, observed) | changing.triggered(case, outputs)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import fields, replace
-from functools import partial
 from typing import Any
 
 from eqcheck.case.engine import EngineCase
@@ -16,6 +15,7 @@ from eqcheck.case.reduction import put, reduced
 from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.judge import truth
 from eqcheck.contract.decoders import CAPABILITIES, RowOptions
+from eqcheck.contract.grammars import simpler, stuck
 from eqcheck.contract.options import SCORING
 from eqcheck.lanes.checkpoint.drawing import ending_like
 
@@ -34,7 +34,11 @@ def minimise(
     case: EngineCase, fails: Callable[[EngineCase], bool], seconds: float, capabilities: Collection[str] = CAPABILITIES
 ) -> EngineCase:
     """The smallest case found that ``fails``, in so many seconds, and that a decoder of these capabilities takes."""
-    smaller = partial(candidates, capabilities=capabilities)
+
+    def smaller(case: EngineCase) -> Iterator[EngineCase]:
+        tried = candidates(case, capabilities)
+        return (one for one in tried if not any(stuck(own.grammar, own.eos_token_ids) for own in one.options))
+
     return reduced(case, True, smaller, lambda tried, _: fails(tried) or None, time.monotonic() + seconds)[0]
 
 
@@ -124,6 +128,8 @@ def _simpler(rows: Sequence[RowOptions]) -> Iterator[list[RowOptions]]:
     for name in (*_ENDS, "bad_words", "logit_bias"):
         if len(given := getattr(rows[0], name)) > 1:
             yield from ([_with(options, name, (one,)) for options in rows] for one in given)
+    for grammar in simpler(rows[0].grammar):
+        yield [_with(options, "grammar", grammar) for options in rows]
     limit = max(options.max_new_tokens for options in rows)
     drawn = any(options.temperature for options in rows)
     for most in sorted({limit // 2, limit // 2 if drawn else limit - 1} - {0, limit}):
