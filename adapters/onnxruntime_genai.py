@@ -1,10 +1,10 @@
 """onnxruntime-genai on the CPU: a draft model beside the target, or n-grams of the row, one row after the other.
 
-The engine's model builder writes a checkpoint as ONNX; the engine has no speculation for batches. Its EOS ids are the
-model's, so rows with other ids have a model of their own, of the same files. With prefix caching, a greedy row goes on
-in the generator of an earlier row of its request with the same options: that one is rewound to what both begin with,
-and the rest of the prompt is appended. Such a generator has room for every row; each is left at its limit, where drafts
-may be pending.
+The engine has no speculation for batches. Its model builder writes a checkpoint as ONNX. EOS ids are the model's, so
+rows with other ids have a model of their own, of the same files, and no id is the pad: the engine takes a pad at the
+end of a prompt for none of its tokens. With prefix caching, a greedy row goes on in the generator of an earlier row of
+its request with the same options: that one is rewound to what both begin with, and the rest of the prompt is appended.
+Its row was left at its limit, where drafts may be pending.
 
 Layers with a window keep all of their cache. In the builder's default they drop what left the window, and then a round
 that rejects a draft ends with "Cannot rewind". Kinds that are missing: a Mistral is written without its window, an LFM2
@@ -13,7 +13,6 @@ takes no drafts, and for all others the builder has no writer. On CPUs it writes
 
 import os
 import tempfile
-from collections import OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,49 +49,49 @@ def export(source: str, made: Path) -> dict[str, Any]:
             config.eos_token_id = 0  # the builder wants one; rows have their own
         create_model(*asked, **options)
     told: dict[str, Any] = json.loads((made / "genai_config.json").read_text())
-    told["model"]["eos_token_id"] = []
+    told["model"]["pad_token_id"] = -1
     told["model"]["decoder"]["session_options"]["intra_op_num_threads"] = 1
     told["model"]["decoder"]["filename"] = f"{made.name}/model.onnx"
     return told
 
 
 def start(target: str, draft: str, request: "Request") -> Any:
-    """The folder that the engine loads, with the draft beside the target where one is asked for."""
-    import json
-
+    """What the engine loads, with the draft beside the target where one is asked for."""
     folder = tempfile.TemporaryDirectory()
-    path = Path(folder.name)
-    told = export(target, path / "target")
+    told = export(target, Path(folder.name) / "target")
     if request.drafting == "model":
-        told["model"]["draft"] = export(draft, path / "draft")["model"]["decoder"]
-    (path / "genai_config.json").write_text(json.dumps(told))
-    return SimpleNamespace(folder=folder, path=path, models=OrderedDict())
+        told["model"]["draft"] = export(draft, Path(folder.name) / "draft")["model"]["decoder"]
+    return SimpleNamespace(folder=folder, told=told, models={})
 
 
 def model(engine: Any, eos_token_ids: tuple[int, ...]) -> Any:
-    """The model with these EOS ids; a hundred are kept."""
+    """The model with these EOS ids; a hundred are kept. The engine wants one id at least, so none is the last one."""
     import json
 
     import onnxruntime_genai as og
 
+    told, path = engine.told, Path(engine.folder.name)
     if eos_token_ids not in engine.models:
         if len(engine.models) == 100:
-            engine.models.popitem(last=False)
-        config = og.Config(str(engine.path))
-        config.overlay(json.dumps({"model": {"eos_token_id": list(eos_token_ids)}}))
-        engine.models[eos_token_ids] = og.Model(config)
+            engine.models.pop(next(iter(engine.models)))
+        told["model"]["eos_token_id"] = list(eos_token_ids) or [told["model"]["vocab_size"] - 1]
+        (path / "genai_config.json").write_text(json.dumps(told))
+        engine.models[eos_token_ids] = og.Model(str(path))
     return engine.models[eos_token_ids]
 
 
-def searching(request: "Request", row: int, room: int) -> dict[str, Any]:
-    """The options of a row, as the engine takes them, with room for so many tokens, its prompt's among them."""
+def searching(request: "Request", row: int, room: int, vocabulary: int) -> dict[str, Any]:
+    """The options of a row, as the engine takes them, with room for so many tokens, its prompt's among them.
+
+    Beside a top-k the engine cuts by top-p exactly; alone, it leaves more tokens.
+    """
     options = request.rows[row]
     search: dict[str, Any] = {"max_length": room, "do_sample": False, "repetition_penalty": options.repetition_penalty}
-    if options.min_new_tokens:
+    if options.min_new_tokens and options.eos_token_ids:
         search["min_length"] = len(request.prompts[row]) + options.min_new_tokens
     if options.temperature:
         search |= {"do_sample": True, "temperature": options.temperature}
-        search |= {"top_k": options.top_k or (2**31 - 1 if options.top_p < 1 else 0), "top_p": options.top_p}
+        search |= {"top_k": options.top_k or (vocabulary if options.top_p < 1 else 0), "top_p": options.top_p}
         if options.seed is not None:
             search["random_seed"] = options.seed % 2**31
     return search
@@ -106,16 +105,16 @@ def decode(engine: Any, request: "Request", observed: dict[str, Any] | None = No
     observed = {} if observed is None else observed
     outputs: list[list[int]] = []
     held: dict[Any, Any] = {}  # generators of this request, by the options of their rows
-    generators = []
+    generators, vocabulary = [], engine.told["model"]["vocab_size"]
     told = observed["logprobs"] = [[] for _ in request.prompts]
     longest = max(len(p) + row.max_new_tokens for p, row in zip(request.prompts, request.rows, strict=True))
     for row, (prompt, options) in enumerate(zip(request.prompts, request.rows, strict=True)):
         shares = bool(request.prefix_caching) and not options.temperature
-        search = searching(request, row, longest if shares else len(prompt) + options.max_new_tokens)
+        search = searching(request, row, longest if shares else len(prompt) + options.max_new_tokens, vocabulary)
         key = options.eos_token_ids, tuple(search.items())
         if shares and key in held:
             generator = held[key]
-            cached = [int(token) for token in generator.get_sequence(0)][: len(prompt) - 1]
+            cached = generator.get_sequence(0)[:-1].tolist()[: len(prompt) - 1]  # the last one was not computed
             common = next((n for n, token in enumerate(cached) if token != prompt[n]), len(cached))
             generator.rewind_to(common)
             observed["prefix_hits"] = observed.get("prefix_hits", 0) + common
@@ -132,12 +131,16 @@ def decode(engine: Any, request: "Request", observed: dict[str, Any] | None = No
                 held[key] = generator
         generator.append_tokens(np.array(prompt[common:], dtype=np.int32))
         tokens: list[int] = []
-        while len(tokens) < options.max_new_tokens and not generator.is_done():
-            if options.logprobs:
+        tells = options.logprobs and request.drafting != "ngram"  # beside n-grams the engine has no logits to show
+        ends = [[token] for token in options.eos_token_ids]
+        while len(tokens) < options.max_new_tokens and tokens[-1:] not in ends:
+            if generator.is_done():  # at an id that ends no row
+                generator.append_tokens(np.array(tokens[-1:], dtype=np.int32))
+            if tells:
                 scores = generator.get_logits().reshape(-1).astype(np.float64)
             generator.generate_next_token()
             tokens.append(int(generator.get_next_tokens()[0]))
-            if options.logprobs:
+            if tells:
                 told[row].append(float(scores[tokens[-1]] - scores.max() - np.log(np.exp(scores - scores.max()).sum())))
         outputs.append(tokens)
     stats = [generator.get_speculative_stats() for generator in generators]
@@ -177,7 +180,7 @@ class Generators:
         import onnxruntime_genai
 
         self.version = onnxruntime_genai.__version__
-        self.engines: OrderedDict[tuple[str, ...], Any] = OrderedDict()
+        self.engines: dict[tuple[str, ...], Any] = {}
 
     def close(self) -> None:
         while self.engines:
@@ -188,7 +191,7 @@ class Generators:
         key = (target, draft, "model") if request.drafting == "model" else (target,)
         if key not in self.engines:
             if len(self.engines) == _ENGINES:
-                self.engines.popitem(last=False)[1].folder.cleanup()
+                self.engines.pop(next(iter(self.engines))).folder.cleanup()
             self.engines[key] = start(target, draft, request)
         return self.engines[key]
 
