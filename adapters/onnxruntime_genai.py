@@ -20,9 +20,6 @@ from typing import Any
 import eqcheck
 from eqcheck.contract.decoders import Request
 
-_ENGINES = 4  # kept at a time
-_MOST_DRAFTS = 16
-
 
 def prepare() -> None:
     """Settings that are read when the engine's builder is imported."""
@@ -65,7 +62,7 @@ def start(target: str, draft: str, request: "Request") -> Any:
 
 
 def model(engine: Any, eos_token_ids: tuple[int, ...]) -> Any:
-    """The model with these EOS ids; a hundred are kept. The engine wants one id at least, so none is the last one."""
+    """The model with these EOS ids, kept with up to 99 others. The engine wants one at least: the last id, if need be."""
     import json
 
     import onnxruntime_genai as og
@@ -73,7 +70,7 @@ def model(engine: Any, eos_token_ids: tuple[int, ...]) -> Any:
     told, path = engine.told, Path(engine.folder.name)
     if eos_token_ids not in engine.models:
         if len(engine.models) == 100:
-            engine.models.pop(next(iter(engine.models)))
+            engine.models.clear()
         told["model"]["eos_token_id"] = list(eos_token_ids) or [told["model"]["vocab_size"] - 1]
         (path / "genai_config.json").write_text(json.dumps(told))
         engine.models[eos_token_ids] = og.Model(str(path))
@@ -81,10 +78,7 @@ def model(engine: Any, eos_token_ids: tuple[int, ...]) -> Any:
 
 
 def searching(request: "Request", row: int, room: int, vocabulary: int) -> dict[str, Any]:
-    """The options of a row, as the engine takes them, with room for so many tokens, its prompt's among them.
-
-    Beside a top-k the engine cuts by top-p exactly; alone, it leaves more tokens.
-    """
+    """The options of a row, with room for so many tokens. Beside a top-k the engine cuts by top-p exactly."""
     options = request.rows[row]
     search: dict[str, Any] = {"max_length": room, "do_sample": False, "repetition_penalty": options.repetition_penalty}
     if options.min_new_tokens and options.eos_token_ids:
@@ -190,14 +184,14 @@ class Generators:
         """The folder that the engine loads."""
         key = (target, draft, "model") if request.drafting == "model" else (target,)
         if key not in self.engines:
-            if len(self.engines) == _ENGINES:
-                self.engines.pop(next(iter(self.engines))).folder.cleanup()
+            if len(self.engines) == 4:
+                self.close()
             self.engines[key] = start(target, draft, request)
         return self.engines[key]
 
     def __call__(self, target: str, draft: str, request: Request) -> list[eqcheck.Completion]:
-        if request.drafting != "none" and request.num_draft_tokens > _MOST_DRAFTS:
-            raise eqcheck.Unsupported(f"more than {_MOST_DRAFTS} draft tokens a round")
+        if request.drafting != "none" and request.num_draft_tokens > 16:
+            raise eqcheck.Unsupported("more than 16 draft tokens a round")
         engine = self.load(target, draft, request)
         self.observed: dict[str, Any] = {}
         outputs = decode(engine, request, self.observed)
