@@ -62,7 +62,7 @@ def start(target: str, draft: str, request: "Request") -> Any:
 
 
 def model(engine: Any, eos_token_ids: tuple[int, ...]) -> Any:
-    """The model with these EOS ids, kept with up to 99 others. The engine wants one at least: the last id, if need be."""
+    """The model with these EOS ids; a hundred are kept. The engine wants an id at least: for none it is the last."""
     import json
 
     import onnxruntime_genai as og
