@@ -8,7 +8,7 @@ Its row was left at its limit, where drafts may be pending.
 
 Layers with a window keep all of their cache. In the builder's default they drop what left the window, and then a round
 that rejects a draft ends with "Cannot rewind". Kinds that are missing: a Mistral is written without its window, an LFM2
-takes no drafts, and for all others the builder has no writer. On CPUs it writes float32, int8 and int4 alone.
+takes no drafts, others have no writer. float16 ends with errors on a CPU; int8 and int4 change what is computed.
 """
 
 import os
@@ -53,7 +53,7 @@ def export(source: str, made: Path) -> dict[str, Any]:
 
 
 def start(target: str, draft: str, request: "Request") -> Any:
-    """What the engine loads, with the draft beside the target where one is asked for."""
+    """The files that the engine loads, those of the draft beside the target's where one is asked for."""
     folder = tempfile.TemporaryDirectory()
     told = export(target, Path(folder.name) / "target")
     if request.drafting == "model":
