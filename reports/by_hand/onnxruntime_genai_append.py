@@ -3,55 +3,38 @@
 eqcheck checkpoint write full target --draft draft && python <this file> target draft
 """
 
-import contextlib
-import io
 import json
-import os
+import subprocess
 import sys
-import tempfile
 from pathlib import Path
+from tempfile import mkdtemp
 
 import numpy as np
-
-os.environ["HF_HUB_OFFLINE"] = "1"
 import onnxruntime_genai as og
-from onnxruntime_genai.models.builder import create_model, parse_extra_options
 
-FOLDER = Path(tempfile.mkdtemp())
+FOLDER = Path(mkdtemp())
+BUILDER = [sys.executable, "-m", "onnxruntime_genai.models.builder"]
 
-
-def exported(source: str, name: str) -> dict:
-    asked = "", source, str(FOLDER / name), "fp32", "cpu", str(FOLDER / "cache")
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        create_model(*asked, **parse_extra_options(*asked, ["hf_token=false"]))
-    told = json.loads((FOLDER / name / "genai_config.json").read_text())
-    told["model"]["decoder"]["filename"] = f"{name}/model.onnx"
+def exported(source: str) -> dict:
+    words = f"-i {source} -o {FOLDER / source} -p fp32 -e cpu -c {FOLDER} --extra_options hf_token=false"
+    subprocess.run([*BUILDER, *words.split()], check=True, capture_output=True)
+    told = json.loads((FOLDER / source / "genai_config.json").read_text())
+    told["model"]["decoder"]["filename"] = f"{source}/model.onnx"
     return told
 
-
-def model(told: dict, **settings: object) -> og.Model:
-    (FOLDER / "genai_config.json").write_text(json.dumps({**told, "model": {**told["model"], **settings}}))
-    return og.Model(str(FOLDER))
-
-
-def behind(of: og.Model, *turns: list[int]) -> list[int]:
-    """Eight tokens behind the last turn; each turn is appended behind eight tokens of the one before."""
-    params = og.GeneratorParams(of)
+def behind(*turns: list[int], **settings: object) -> list[int]:
+    (FOLDER / "genai_config.json").write_text(json.dumps({**target, "model": {**target["model"], **settings}}))
+    params = og.GeneratorParams(model := og.Model(str(FOLDER)))
     params.set_search_options(max_length=100)
-    generator = og.Generator(of, params)
+    generator = og.Generator(model, params)
     for turn in turns:
         generator.append_tokens(np.array(turn, dtype=np.int32))
-        tokens = []
-        for _ in range(8):
-            generator.generate_next_token()
-            tokens.append(int(generator.get_next_tokens()[0]))
+        tokens = [generator.generate_next_token() or int(generator.get_next_tokens()[0]) for _ in range(8)]
     return tokens
 
-
-target, draft = (exported(source, name) for source, name in zip(sys.argv[1:3], ("target", "draft"), strict=True))
+target, draft = map(exported, sys.argv[1:3])
 first, second = list(range(10)), [200, 201]
-alone = model(target)
-right = behind(alone, [*first, *behind(alone, first), *second])
-continued, drafted = behind(alone, first, second), behind(model(target, draft=draft["model"]["decoder"]), first, second)
+right = behind([*first, *behind(first), *second])
+continued, drafted = behind(first, second), behind(first, second, draft=draft["model"]["decoder"])
 print(f"in one prompt: {right}\nappended: {continued}\nappended, with a draft model: {drafted}")
 raise SystemExit(drafted == right != continued)

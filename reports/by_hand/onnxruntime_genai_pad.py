@@ -3,55 +3,38 @@
 eqcheck checkpoint write full target --draft draft && python <this file> target draft
 """
 
-import contextlib
-import io
 import json
-import os
+import subprocess
 import sys
-import tempfile
 from pathlib import Path
+from tempfile import mkdtemp
 
 import numpy as np
-
-os.environ["HF_HUB_OFFLINE"] = "1"
 import onnxruntime_genai as og
-from onnxruntime_genai.models.builder import create_model, parse_extra_options
 
-FOLDER = Path(tempfile.mkdtemp())
+FOLDER, BUILDER = Path(mkdtemp()), [sys.executable, "-m", "onnxruntime_genai.models.builder"]
 
-
-def exported(source: str, name: str) -> dict:
-    asked = "", source, str(FOLDER / name), "fp32", "cpu", str(FOLDER / "cache")
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        create_model(*asked, **parse_extra_options(*asked, ["hf_token=false"]))
-    told = json.loads((FOLDER / name / "genai_config.json").read_text())
-    told["model"]["decoder"]["filename"] = f"{name}/model.onnx"
+def exported(source: str) -> dict:
+    words = f"-i {source} -o {FOLDER / source} -p fp32 -e cpu -c {FOLDER} --extra_options hf_token=false"
+    subprocess.run([*BUILDER, *words.split()], check=True, capture_output=True)
+    told = json.loads((FOLDER / source / "genai_config.json").read_text())
+    told["model"]["decoder"]["filename"] = f"{source}/model.onnx"
     return told
 
-
-def model(told: dict, **settings: object) -> og.Model:
-    (FOLDER / "genai_config.json").write_text(json.dumps({**told, "model": {**told["model"], **settings}}))
-    return og.Model(str(FOLDER))
-
-
-def row(of: og.Model, looks: bool) -> list[int]:
-    params = og.GeneratorParams(of)
+def row(looks: bool, **settings: object) -> list[int]:
+    (FOLDER / "genai_config.json").write_text(json.dumps({**target, "model": {**target["model"], **settings}}))
+    params = og.GeneratorParams(model := og.Model(str(FOLDER)))
     params.set_search_options(max_length=17)
-    generator = og.Generator(of, params)
-    generator.append_tokens(np.arange(5, dtype=np.int32))
+    (generator := og.Generator(model, params)).append_tokens(np.arange(5, dtype=np.int32))
     tokens = []
     while not generator.is_done():
-        if looks:
-            generator.get_logits()
-        generator.generate_next_token()
-        tokens.append(int(generator.get_next_tokens()[0]))
+        looks and generator.get_logits()
+        tokens.append(generator.generate_next_token() or int(generator.get_next_tokens()[0]))
     return tokens
 
-
-target, draft = (exported(source, name) for source, name in zip(sys.argv[1:3], ("target", "draft"), strict=True))
-right = row(model(target), looks=True)
+target, draft = map(exported, sys.argv[1:3])
+right = row(True)
 pad = {"pad_token_id": right[1]}  # the second token that the target emits
-alone, pair = model(target, **pad), {"draft": draft["model"]["decoder"], **pad}
-unseen, seen = row(model(target, **pair), looks=False), [row(model(target, **pair), looks=True) for _ in range(3)]
+seen = [row(True, **pad, draft=draft["model"]["decoder"]) for _ in range(3)]
 print(f"without a draft: {right}, the pad is {right[1]}\nwith a draft, in three runs: {seen}")
-raise SystemExit(right == row(alone, looks=True) == unseen and right not in seen)
+raise SystemExit(right == row(True, **pad) == row(False, **pad, draft=draft["model"]["decoder"]) and right not in seen)
