@@ -15,7 +15,7 @@ say_index = @$(if $(UV),:,echo '$(WITHOUT_UV)')
 # What is imported is compiled once, when it is first imported; without this, in every process.
 unexport PYTHONDONTWRITEBYTECODE
 
-ENGINES := openvino_genai vllm mlx_vlm mlx_lm llama_cpp
+ENGINES := openvino_genai vllm mlx_vlm mlx_lm llama_cpp onnxruntime_genai
 
 .PHONY: audit showcase test test-all test-long tiers test-oldest golden golden-write gate-test lint docs bench comparison engines engines-test cluster-test dist release clean
 

@@ -22,6 +22,7 @@ ENGINES = [
     "mlx_lm",
     "mlx_lm_bfloat16",
     "mlx_vlm",
+    "onnxruntime_genai",
     "openai_http",
     "openvino_genai",
     "openvino_genai_bfloat16",

@@ -45,6 +45,7 @@ BY_HAND = [
     *(("vllm", "vllm_lfm2", (word,)) for word in ("plain", "drafts", "cache")),
     ("openvino_genai", "openvino_seed", PAIR),
     ("mlx_lm", "mlx_lm_cache", PAIR),
+    *(("onnxruntime_genai", f"onnxruntime_genai_{name}", PAIR) for name in ("append", "pad", "top_p")),
     ("llama_cpp", "llama_cpp_logprobs", GGUF),
     ("llama_cpp", "llama_cpp_batch", GGUF),
     *(("", path.stem, ()) for path in sorted((ROOT / "reports" / "by_hand").glob("transformers_*.py"))),
