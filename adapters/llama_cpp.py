@@ -6,7 +6,8 @@ bfloat16 the matrices are stored so, and the cache (float16) and attention (flas
 sums are in float32 there. Each request gets a server of its own, which takes 20 ms: nothing is left from the one
 before. It has four slots that share one KV cache, as by default; from 32 rows on 16, each with its own. More rows wait
 for a slot, and find there what another row left. The rows are sent at the same time, and one that arrives late a few
-milliseconds later: so which rows share a step can differ when a case is decoded again.
+milliseconds later: so which rows share a step can differ when a case is decoded again. With prefix caching, rows of
+which none is late go through one slot in turn.
 """
 
 import json
@@ -28,7 +29,7 @@ from eqcheck.contract.grammars import rules
 
 ORIGIN = "https://github.com/ggml-org/llama.cpp"
 _SLOTS, _MANY_ROWS, _MANY_SLOTS = 4, 32, 16
-_FEW_SLOTS = 2  # where caches of beginnings are kept: more rows find there what another left
+_FEW_SLOTS = 2  # where caches of beginnings are kept: more rows find there what another left; one, if none is late
 _SLOT_TOKENS = 1024
 _LATE_S = 0.003  # per step that a row is late
 _TIMEOUT_S = 120
@@ -156,7 +157,8 @@ def parameters(target: Path, draft: Path, request: Request) -> Any:
     import xllamacpp
 
     many = len(request.prompts) >= _MANY_ROWS
-    slots = _MANY_SLOTS if many else _FEW_SLOTS if request.prefix_caching else _SLOTS
+    few = _FEW_SLOTS if any(row.arrival for row in request.rows) else 1
+    slots = _MANY_SLOTS if many else few if request.prefix_caching else _SLOTS
     kinds = xllamacpp.common_speculative_type
     exact = xllamacpp.ggml_type.GGML_TYPE_F32
     params = xllamacpp.CommonParams()
@@ -245,7 +247,8 @@ class LlamaServer:
         url = server.listening_address
         bodies = [asked(prompt, row, request) for prompt, row in zip(request.prompts, request.rows, strict=True)]
         late = [row.arrival * _LATE_S for row in request.rows]
-        with ThreadPoolExecutor(len(bodies)) as pool:
+        in_turn = request.prefix_caching and not any(late)  # so a wrong row is wrong each time
+        with ThreadPoolExecutor(1 if in_turn else len(bodies)) as pool:
             answers = list(pool.map(partial(_complete, url, time.monotonic()), bodies, late))
         timings = [answer["timings"] for answer in answers]
         last = max(answer["finished"] for answer in answers)
