@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
@@ -71,9 +71,10 @@ class HashConfig(PretrainedConfig):
         self.hidden_size = self.num_attention_heads * self.head_dim
         self.max_position_embeddings = POSITIONS
         self.use_cache = True
-        if window := FAMILY[family].window:
+        known = FAMILY[family]
+        if (window := known.lower.window) and not known.stateful:
             self.sliding_window = window
-            self.layer_types = ["sliding_attention"] * hashing.LAYERS
+            self.layer_types = ["sliding_attention", "full_attention" if known.near else "sliding_attention"]
         super().__init__(**{"tie_word_embeddings": False, **kwargs})
 
 
@@ -179,7 +180,20 @@ def integers(tensor: torch.Tensor) -> Ints:
     return cast(Ints, tensor.detach().cpu().numpy().astype(np.int64))
 
 
-def sizes_of(cache: Any, slots_fed: Ints) -> Sizes:
+def masks_of(given: Any, types: Sequence[str]) -> list[torch.Tensor | None]:
+    """The mask of each layer; a dict has one for each type of layer, as models of transformers make it or are given it.
+
+    ``ValueError`` where a type is missing or its mask is not 4-D.
+    """
+    if not isinstance(given, Mapping):
+        return [given] * hashing.LAYERS
+    if not types or not all(isinstance(given.get(one), torch.Tensor) and given[one].dim() == 4 for one in types):
+        wanted = " and ".join(dict.fromkeys(types)) or "one mask"
+        raise ValueError(f"attention_mask: expected {wanted}, 4-D in a dict, got a dict of {', '.join(map(str, given))}")
+    return [given[one] for one in types]
+
+
+def sizes_of(cache: Any, slots_fed: Ints, layer: int = 0) -> Sizes:
     """The sizes of a block's mask, as its cache tells them; ``TypeError`` for a cache that real models fail with."""
     if not hasattr(cache, "get_mask_sizes"):
         if not len(slots_fed):
@@ -188,7 +202,8 @@ def sizes_of(cache: Any, slots_fed: Ints) -> Sizes:
             f"past_key_values: expected a cache with get_mask_sizes, from which models build their mask, got "
             f"{type(cache).__name__}; derive it from transformers.Cache, or give a 4-D attention_mask"
         )
-    length, offset = cache.get_mask_sizes(torch.from_numpy(slots_fed) if TAKES_CACHE_POSITION else len(slots_fed), 0)
+    block = torch.from_numpy(slots_fed) if TAKES_CACHE_POSITION else len(slots_fed)
+    length, offset = cache.get_mask_sizes(block, layer)
     return Sizes(int(length), int(offset), bool(getattr(cache, "is_compileable", False)))
 
 

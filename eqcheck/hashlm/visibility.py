@@ -1,7 +1,7 @@
 """The slots that a query sees in each family (`eqcheck.contract.family`), and the positions that it takes them for.
 
 A query sees the slots that mask and order allow, and only the last of them where the family has a window. In a
-recurrent family it sees everything that its state has absorbed.
+recurrent family it sees everything that its state has absorbed, of a convolution the last of it.
 """
 
 from __future__ import annotations
@@ -188,6 +188,8 @@ class Feed(NamedTuple):
         first = np.where(written.any(axis=1), written.argmax(axis=1), steps)
         fed = index[steps - block :]
         visible = (index[None, None] <= fed[None, :, None]) & written[:, None]
+        if self.family.window:
+            visible &= index[None, None] > fed[None, :, None] - self.family.window
         places = index[None] - first[:, None]
         return View(np.broadcast_to(visible, (batch, block, steps)).copy(), places, places[:, steps - block :])
 
