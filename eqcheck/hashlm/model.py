@@ -118,7 +118,7 @@ class HashModel(Offers):
                 f"{positions.min()}..{positions.max()}; index out of range"
             )
         packed = cache is None and attention_mask is None and position_ids is not None
-        masks = masks_of(attention_mask, getattr(self.config, "layer_types", None) or ())
+        masks = masks_of(attention_mask, self.config.layer_types if self.family.near and not self.family.stateful else ())
         feeds = []
         for layer in range(len(self.families)):  # one, where all layers are alike
             mask = masks[layer]
