@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from eqcheck.attribution.confusion import together, wrong_path
 from eqcheck.attribution.record import NEVER_FED, Label, Record, Write, writes
@@ -22,7 +24,9 @@ _CARRIED = {FED_WITH: "fed with this position", "changed": "changed in the cache
 class Context:
     """The deviations of one query, the writes that explain the rest, and the ``offset`` of all positions.
 
-    ``displaced``: where it sees one slot without a token and not itself, these two; its entry or the mask is displaced.
+    ``sees_from`` is the first position that it is to see. ``displaced``: where it sees one slot without a token and not
+    itself, these two; its entry or the mask is displaced. ``lower`` is the view of the lower layer, where that differs
+    from the upper one's: all deviations are here, too, and it alone has any where the ``upper_right`` one has none.
     """
 
     deviations: tuple[Deviation, ...]
@@ -30,6 +34,27 @@ class Context:
     slots: tuple[Slot, ...]
     offset: int = 0
     displaced: tuple[int, int] | None = None
+    sees_from: int = 0
+    lower: Context | None = None
+    upper_right: bool = False
+
+    @property
+    def blamed(self) -> Context:
+        """The context to be shown: that of the lower layer, where it alone is wrong."""
+        return self.lower if self.lower and self.upper_right else self
+
+    def with_lower(self, lower: Context) -> Context:
+        """This context of the upper layer, and what else the lower one sees wrongly."""
+        own = {_what(deviation) for deviation in self.deviations}
+        more = tuple(deviation for deviation in lower.deviations if _what(deviation) not in own)
+        follow = (*self.follow, *(write for write in lower.follow if write not in self.follow))
+        alone = not self.deviations and bool(more)
+        return replace(self, deviations=(*self.deviations, *more), follow=follow, lower=lower, upper_right=alone)
+
+
+def _what(deviation: Deviation) -> tuple[object, ...]:
+    """A deviation apart from the slot that it is in."""
+    return deviation.kind, deviation.token, deviation.token_position, deviation.of_row, deviation.of_position
 
 
 def read(
@@ -47,11 +72,29 @@ def read(
     ``stored[request]`` are the digests that right entries of the upper layer hold, by logical position; ``held`` are
     the `entries` of the row, where they are known already.
     """
+    upper = _read_layers(call, row, column, label, labels, stored, family, held)
+    if call.lower is None:
+        return upper
+    undigested = [np.zeros_like(digests) for digests in stored]  # the lower layer holds no digests
+    return upper.with_lower(_read_layers(call.lower, row, column, label, labels, undigested, family.lower, None))
+
+
+def _read_layers(
+    call: Call,
+    row: int,
+    column: int,
+    label: Label,
+    labels: Record,
+    stored: Sequence[Ints],
+    family: Family,
+    held: Sequence[Entry] | None,
+) -> Context:
+    """The context of a query in layers that see the same."""
     request, at = label.request, label.position
-    if call.kv[0].shape != call.kv[1].shape:
+    if call.kv[0].shape != call.kv[-1].shape:
         sizes = " and ".join(str(kv.shape[3]) for kv in call.kv)
         torn = Deviation("cache", "torn-entry", call.number, column, request, origin=f"layers hold {sizes} slots")
-        return Context((torn,), (), ())
+        return Context((torn,), (), (), sees_from=family.first_seen(at))
     found = entries(call, row, labels.of, labels.calls, family) if held is None else held
     view = QueryView.of(call, row, column, label, labels, family, found)
     surplus, right = _seen(view)
@@ -61,7 +104,7 @@ def read(
     misplaced, follow = _misplaced(view, right, offset, stored[request])
     deviations = wrong_path(view, deviations + misplaced)
     slots = _slots(view, right, offset, deviations)
-    return Context(tuple(deviations), tuple(follow), tuple(slots), offset, _displaced(view, deviations))
+    return Context(tuple(deviations), tuple(follow), tuple(slots), offset, _displaced(view, deviations), view.low)
 
 
 def _seen(view: QueryView) -> tuple[list[Deviation], dict[int, Entry]]:
@@ -134,7 +177,9 @@ def _out_of_window(view: QueryView, right: dict[int, Entry], entry: Entry, posit
 
     A narrow window loses what is oldest, and a window that counts slots what is that far away in slots.
     """
-    call, window = view.call, view.family.window
+    call, window, near = view.call, view.family.window, view.family.near
+    if near and right.keys() == set(range(view.at + 1 - near, view.at + 1)):
+        return True  # the window of the lower layer
     full = (window or view.at + 2) == view.at + 1
     past = view.low or (full and call.visible[view.row, : view.column, entry.slot].any())
     older, newer = range(view.low, position), range(position, view.at)

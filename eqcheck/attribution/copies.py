@@ -32,12 +32,12 @@ def torn_slots(call: Call, row: int, copies: Ints) -> Bools:
     """The slots of a row whose copies ``[layer, K/V, head, slots, width]`` disagree, as a mask ``[slots]``."""
     same = [MODEL, TOKEN, POSITION, CALL, ROW, COLUMN]
     torn = (copies[..., same] != copies[:1, :1, :1][..., same]).any(axis=(0, 1, 2, 4))
-    torn |= (copies[..., PLACE] != _PLACES[..., None]).any(axis=(0, 1, 2)) & (copies[..., MODEL] > 0).any(
+    torn |= (copies[..., PLACE] != _PLACES[call.layers, ..., None]).any(axis=(0, 1, 2)) & (copies[..., MODEL] > 0).any(
         axis=(0, 1, 2)
     )
     for odd in call.odd:
         torn |= False if odd is None else odd[row] != 0
-    torn |= (copies[1] != copies[1, :1, :1])[..., HIGH:CALL].any(axis=(0, 1, 3))
+    torn |= (copies[-1] != copies[-1, :1, :1])[..., HIGH:CALL].any(axis=(0, 1, 3))
     return cast(Bools, torn & ~_filled(call, row))
 
 
@@ -55,7 +55,7 @@ def emptied_slots(call: Call, row: int, copies: Ints) -> Bools:
     """
     said = np.stack([held[:, row, :, :, CONTENT] for held in call.held])  # [layer, K/V, head, slots, digits]
     number = said[0, 0, 0, :, 0]
-    whole = (copies[..., PLACE] == _PLACES[..., None]).all(axis=(0, 1, 2))
+    whole = (copies[..., PLACE] == _PLACES[call.layers, ..., None]).all(axis=(0, 1, 2))
     whole &= (copies[..., CALL:PLACE] == copies[:1, :1, :1, :, CALL:PLACE]).all(axis=(0, 1, 2, 4))
     whole &= (said == number[:, None]).all(axis=(0, 1, 2, 4))
     return cast(Bools, whole & ((number < 0) | (number > 255)))
@@ -68,13 +68,15 @@ class Torn(NamedTuple):
     words: str
 
 
-def disagreement(copies: Ints) -> Torn:
-    """The disagreement between the copies ``[layer, K/V, head, width]`` of one slot."""
+def disagreement(copies: Ints, layers: slice) -> Torn:
+    """The disagreement between the copies ``[layer, K/V, head, width]`` of one slot, of these layers."""
+    right = _PLACES[layers]
     if (copies[..., MODEL] > 2).any():
         return Torn("no-model", "it holds numbers that no model wrote (scaled, rounded, moved or overwritten)")
-    if (copies[..., MODEL] > 0).all() and (copies[..., PLACE] != _PLACES).any():
-        layer, value, head = np.argwhere(copies[..., PLACE] != _PLACES)[0]
-        was = np.unravel_index(copies[layer, value, head, PLACE], _PLACES.shape)
+    if (copies[..., MODEL] > 0).all() and (copies[..., PLACE] != right).any():
+        at = tuple(np.argwhere(copies[..., PLACE] != right)[0])
+        places = int(right[at]), int(copies[..., PLACE][at])
+        (layer, value, head), was = (np.unravel_index(place, _PLACES.shape) for place in places)
         here, there = (f"{'KV'[v]} of layer {a}, head {h}" for a, v, h in ((layer, value, head), was))
         return Torn(f"{'KV'[value]}-written-as-{'KV'[was[1]]}", f"{here} holds what was written as {there}")
     names = ("id", "position", "digest", "write")
@@ -82,13 +84,13 @@ def disagreement(copies: Ints) -> Torn:
         [
             copies[..., TOKEN],
             copies[..., POSITION],
-            np.broadcast_to(stored_digest(copies)[1:], copies.shape[:-1]),
+            np.broadcast_to(stored_digest(copies)[-1:], copies.shape[:-1]),
             copies[..., CALL] * 2**40 + copies[..., ROW] * 2**20 + copies[..., COLUMN],
         ],
         axis=-1,
     )
     for axis, what in ((1, ("K", "V")), (0, ("layer 0", "layer 1")), (2, ("head 0", "head 1"))):
-        first, second = np.take(values, 0, axis), np.take(values, 1, axis)
+        first, second = np.take(values, 0, axis), np.take(values, -1, axis)
         for column, name in enumerate(names):
             differs = first[..., column] != second[..., column]
             if differs.any():

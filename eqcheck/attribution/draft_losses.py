@@ -281,7 +281,7 @@ class _Refusals:
         """Whether a query saw an entry that only this row writes: the entry holds the hash of the row so far."""
         call, batch_row, column = query
         visible = call.visible[batch_row, column]
-        stored = hashing.stored_digest(call.kv[1][0, batch_row, 0])
+        stored = hashing.stored_digest(call.kv[-1][0, batch_row, 0])
         slots = min(len(visible), len(stored))
         return bool(np.isin(stored[:slots][visible[:slots]], self._marks_of(row)).any())
 

@@ -7,7 +7,7 @@ right part of the decoder's cache (mask), or the right entries (cache); each alo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations
 from typing import NamedTuple, cast
 
@@ -16,7 +16,7 @@ import numpy as np
 from eqcheck.attribution.labels import Labels, labels_of
 from eqcheck.attribution.record import NO_WRITE, Label, Write
 from eqcheck.contract.decoders import Generate
-from eqcheck.contract.family import FAMILY
+from eqcheck.contract.family import FAMILY, Family
 from eqcheck.decoding.harness import run as run_case
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Explanation, Opinion
@@ -74,6 +74,17 @@ class Item(NamedTuple):
     place: int
 
 
+class _Sight(NamedTuple):
+    """The repaired contexts of a row's queries: ``held`` by slot, ``items`` by query, and their places as arrays."""
+
+    held: list[tuple[Label, Write]]
+    items: list[list[Item]]
+    key_places: Ints
+    shown: Bools
+    places: Ints
+    whole: Bools
+
+
 class Repairer:
     """Gives the queries of each target call the right ``parts`` of their context; one per run, called in order."""
 
@@ -114,45 +125,54 @@ class Repairer:
             np.zeros((batch, block), np.bool_) if "mask" in self.parts else None,
             "cache" in self.parts,
         )
-        if call.kv[0].shape != call.kv[1].shape:
+        if call.kv[0].shape != call.kv[-1].shape:
             return fix
         for row in range(batch):
             self._fix_row(call, row, fix)
         return fix
 
     def _fix_row(self, call: Call, row: int, fix: Fix) -> None:
-        held = [self._holds(fields) for fields in call.kv[0][0, row, 0]]
-        contexts: dict[int, tuple[list[Item], int, Label]] = {}
+        labels: dict[int, Label] = {}
         for column in range(call.tokens.shape[1]):
             label = self.labels.of[call.number, row, column]
             if fix.pads is not None:
                 fix.pads[row, column] = label.what == "pad"
             if label.what == "token":
-                contexts[column] = (*self._context(call, row, column, label, held), label)
+                labels[column] = label
                 fix.known[row, column] = True
                 if "position" in self.parts:
                     fix.positions[row, column] = label.position
-        columns, longest = list(contexts), max((len(items) for items, _, _ in contexts.values()), default=0)
-        seen = np.zeros((len(columns), longest), np.uint64)
-        key_places, shown = np.zeros(seen.shape, np.int64), np.zeros(seen.shape, np.bool_)
-        for n, (items, _, _) in enumerate(contexts.values()):
-            key_places[n, : len(items)] = [item.place for item in items]
-            shown[n, : len(items)] = True
-        places = np.array([place for _, place, _ in contexts.values()], np.int64)
-        carry = np.zeros(len(columns), np.uint64)
-        whole = _whole(call, row)
+        columns, carry = list(labels), np.zeros(len(labels), np.uint64)
+        sight: _Sight | None = None
         for layer in range(hashing.LAYERS):
-            words = hashing.contents(call.held[layer][:, row : row + 1], call.role, layer)[0][0]
-            for slot, (_, write) in enumerate(held):
+            now, holds = call.of_layer(layer)
+            if sight is None or call.lower:
+                sight = self._sight(now, row, labels, self.family if layer else self.family.lower)
+            words = hashing.contents(holds[:, row : row + 1], call.role, layer)[0][0]
+            for slot, (_, write) in enumerate(sight.held):
                 if write[0] == call.number and fix.known[write[1:]]:
                     token, digest = call.tokens[write[1:]], fix.digests[0][write[1:]]
                     words[slot] = hashing.intact_contents(np.array([token]), np.array([digest]) if layer else None)[0]
-            for n, (items, _, label) in enumerate(contexts.values()):
-                seen[n, : len(items)] = [self._word(layer, i, label.request, words, whole[layer]) for i in items]
+            seen, whole = np.zeros(sight.shown.shape, np.uint64), sight.whole[layer % len(sight.whole)]
+            for n, (items, label) in enumerate(zip(sight.items, labels.values(), strict=True)):
+                seen[n, : len(items)] = [self._word(layer, i, label.request, words, whole) for i in items]
             tokens = call.tokens[row, columns, None]
-            args = (seen, key_places, shown[:, None], tokens, places[:, None], carry[:, None])
+            args = (seen, sight.key_places, sight.shown[:, None], tokens, sight.places[:, None], carry[:, None])
             carry = hashing.attend(self.family, layer, *args)[:, 0]
             fix.digests[layer, row, columns] = carry
+
+    def _sight(self, call: Call, row: int, labels: Mapping[int, Label], family: Family) -> _Sight:
+        """The repaired contexts of the queries of a row, by column, in layers that see the same."""
+        held = [self._holds(fields) for fields in call.kv[0][0, row, 0]]
+        contexts = [self._context(call, row, column, label, held, family) for column, label in labels.items()]
+        longest = max((len(items) for items, _ in contexts), default=0)
+        key_places = np.zeros((len(contexts), longest), np.int64)
+        shown = np.zeros(key_places.shape, np.bool_)
+        for n, (items, _) in enumerate(contexts):
+            key_places[n, : len(items)] = [item.place for item in items]
+            shown[n, : len(items)] = True
+        places = np.array([place for _, place in contexts], np.int64)
+        return _Sight(held, [items for items, _ in contexts], key_places, shown, places, _whole(call, row))
 
     def _holds(self, fields: Ints) -> tuple[Label, Write]:
         write = (int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN]))
@@ -161,11 +181,11 @@ class Repairer:
         return (_OTHER_MODEL if fields[MODEL] == DRAFT else _BLANK), NO_WRITE
 
     def _context(
-        self, call: Call, row: int, column: int, label: Label, held: list[tuple[Label, Write]]
+        self, call: Call, row: int, column: int, label: Label, held: list[tuple[Label, Write]], family: Family
     ) -> tuple[list[Item], int]:
         """The items that the query is to see, and the position that it is to take for its own."""
         at = label.position
-        positions = range(self.family.first_seen(at), at + 1)
+        positions = range(family.first_seen(at), at + 1)
         own: dict[int, int] = {}
         for number, (entry, _) in enumerate(held):
             if self.labels.same(entry, label.request) and entry.position in positions:
@@ -174,7 +194,7 @@ class Repairer:
         chosen: dict[frozenset[str], Callable[[], Chosen]] = {
             frozenset(("mask", "cache")): lambda: [(own.get(position), position) for position in positions],
             frozenset(("mask",)): lambda: [(slot, position) for position, slot in own.items()],
-            frozenset(("cache",)): lambda: self._right_entries(call, label, held, own, shown, positions),
+            frozenset(("cache",)): lambda: self._right_entries(call, label, held, own, shown, positions, family.window),
             frozenset[str](): lambda: [(slot, self._position_in(label.request, held[slot][0])) for slot in shown],
         }
         place = int(call.places[row, column])
@@ -206,6 +226,7 @@ class Repairer:
         own: dict[int, int],
         shown: list[int],
         positions: range,
+        window: int | None,
     ) -> Chosen:
         """The entries that the decoder's mask would show if the cache held each token of the row once, and no others.
 
@@ -214,7 +235,7 @@ class Repairer:
         """
         cached = sum(held[slot][1][0] != call.number for slot in shown)
         fed = sum(held[slot][1][0] == call.number for slot in own.values())
-        if cached == len(positions) - fed or len(shown) == self.family.window:
+        if cached == len(positions) - fed or len(shown) == window:
             return [(own.get(position), position) for position in positions]
         kept: Chosen = []
         for slot in shown:

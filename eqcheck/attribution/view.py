@@ -101,11 +101,10 @@ class QueryView:
 def entries(call: Call, row: int, of: Mapping[Write, Label], calls: Mapping[int, Call], family: Family) -> list[Entry]:
     """The slots of a batch row in a call, none of them visible yet; ``of`` and ``calls`` are of the call's model."""
     listed = []
-    lower, upper = call.kv
-    copies = np.stack([lower[:, row], upper[:, row]])  # [layer, K/V, head, slot, width]
+    copies = np.stack([kv[:, row] for kv in call.kv])  # [layer, K/V, head, slot, width]
     emptied = emptied_slots(call, row, copies)
     torn = torn_slots(call, row, copies) & ~emptied
-    stored = stored_digest(upper[0, row, 0])
+    stored = stored_digest(copies[-1, 0, 0])
     for slot, fields in enumerate(copies[0, 0, 0]):
         by_model = fields[MODEL] in (TARGET, DRAFT)
         write = (int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN])) if by_model else NO_WRITE
@@ -115,6 +114,6 @@ def entries(call: Call, row: int, of: Mapping[Write, Label], calls: Mapping[int,
         if emptied[slot] and write[0] in calls:
             token = int(calls[write[0]].tokens[write[1:]])
             place = int(calls[write[0]].positions[write[1:]]) if family.fed else place
-        why = disagreement(copies[:, :, :, slot]) if torn[slot] else None
+        why = disagreement(copies[:, :, :, slot], call.layers) if torn[slot] else None
         listed.append(Entry(slot, token, place, int(stored[slot]), write, label, why, False))
     return listed

@@ -5,6 +5,8 @@ A new family is a record here; what it sees is computed in `eqcheck.hashlm.visib
 
     >>> FAMILY["window"].window, CLAIMED
     (8, ('rotary', 'learned'))
+    >>> HYBRID, FAMILY["hybrid-window"].window, FAMILY["hybrid-window"].lower.window
+    (('hybrid-window', 'convolution'), None, 8)
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ class Family:
     ``places`` says where a query takes the place of a key from: the ``positions`` fed, the ``ranks`` among the slots
     that the 2-D mask shows, the ``slots``, or the ``steps`` since a state absorbed it. The place itself counts
     where it is ``absolute``, the distance to it elsewhere. ``window`` is how many slots a query sees, itself included.
-    With ``holes`` hidden slots between a row's tokens change nothing. ``claimed`` families are
-    the claim of a decoder that names none. ``target`` is the real model that is read, None where it is a `HashLM`.
+    ``near`` is the window of the lower layer, where that one alone has a window. With ``holes`` hidden slots between a
+    row's tokens change nothing. ``claimed`` families are the claim of a decoder that names none. ``target`` is the real
+    model that is read, None where it is a `HashLM`.
     """
 
     name: str
@@ -32,6 +35,7 @@ class Family:
     places: Literal["positions", "ranks", "slots", "steps"]
     absolute: bool = False
     window: int | None = None
+    near: int | None = None
     holes: bool = True
     claimed: bool = False
     target: Parsed | None = None
@@ -57,6 +61,18 @@ class Family:
         return self.places == "steps"
 
     @property
+    def lower(self) -> Family:
+        """The family that the lower layer is of: another one than the upper, where that layer alone has a window."""
+        return replace(self, window=self.near, near=None) if self.near else self
+
+    @property
+    def layer_types(self) -> tuple[str, ...]:
+        """The types of its layers in the words of transformers, where they have windows; else empty."""
+        if self.stateful or not self.lower.window:
+            return ()
+        return "sliding_attention", "full_attention" if self.near else "sliding_attention"
+
+    @property
     def built(self) -> str:
         """The name of the built checkpoint that its real model is, empty for any other."""
         known = TARGETS.get(self.target.architecture) if self.target else None
@@ -73,6 +89,7 @@ class Family:
 
 
 WINDOW = 8
+KERNEL = 4  # of a convolution: the inputs that it sees, as in Mamba and in gated delta nets
 LLAMA = "rotary"  # the family of what eqcheck trains or loads itself
 
 
@@ -98,6 +115,8 @@ FAMILY = _Families(
         Family("slot-distance", "MPT", "slots", holes=False),
         Family("window", "Mistral, Gemma", "positions", window=WINDOW, holes=False),
         Family("recurrent", "Mamba", "steps", holes=False),
+        Family("hybrid-window", "Gemma 3, gpt-oss", "positions", near=WINDOW, holes=False),
+        Family("convolution", "Mamba, Qwen3-Next, LFM2", "steps", near=KERNEL, holes=False),
     )
 )
 
@@ -121,8 +140,8 @@ def asked_by(name: str) -> tuple[str, ...]:
 
     One mask does not serve a model with a window in some of its layers only, as `rotary` ones are served.
 
-    >>> asked_by("rotary@llama"), asked_by("rotary@gemma2"), asked_by("rotary@window")
-    (('rotary',), ('rotary', 'window'), ('rotary', 'window'))
+    >>> asked_by("rotary@llama"), asked_by("rotary@gemma2"), asked_by("hybrid-window")
+    (('rotary',), ('rotary', 'window'), ('hybrid-window',))
     """
     target = parsed(name)
     known = TARGETS.get(target.architecture) if target else None
@@ -135,4 +154,6 @@ def claimed_by(families: Collection[str], name: str) -> bool:
 
 
 FAMILIES = tuple(FAMILY)
+HYBRID = named(lambda family: family.near is not None)  # those whose layers do not all see the same
+UNIFORM = named(lambda family: family.near is None)
 CLAIMED = named(lambda family: family.claimed)

@@ -68,14 +68,15 @@ class RecurrentLayer(_Counted):
     """The steps that a recurrent model has absorbed, ``[2 (K, V), batch, heads, steps, width]``.
 
     ``keys`` and ``values`` are None. ``crop`` shortens the reported length alone: the absorbed steps stay, as in
-    ``transformers`` 5.
+    ``transformers`` 5. Of a convolution it keeps the last ``kept`` steps.
     """
 
     is_croppable = False
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int | None = None) -> None:
         super().__init__()
         self.absorbed: torch.Tensor | None = None
+        self.kept = kept
 
     def lazy_initialization(self, key_states: torch.Tensor, *args: Any) -> None:
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -86,9 +87,10 @@ class RecurrentLayer(_Counted):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self.lazy_initialization(key_states)
         before = [] if self.absorbed is None else [self.absorbed]
-        self.absorbed = torch.cat([*before, torch.stack([key_states, value_states])], dim=3)
+        taken = torch.cat([*before, torch.stack([key_states, value_states])], dim=3)
+        self.absorbed = taken if self.kept is None else taken[:, :, :, -self.kept :]
         self.length += key_states.shape[2]
-        return self.absorbed[0], self.absorbed[1]
+        return taken[0], taken[1]
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         self.batch_select_indices(beam_idx)
@@ -105,18 +107,22 @@ class RecurrentLayer(_Counted):
         self.absorbed, self.length = None, 0
 
 
-def install_state(cache: Any) -> None:
-    """Make an empty cache hold recurrent layers; ``TypeError`` for one that already holds keys and values."""
+def install_state(cache: Any, kernel: int | None = None) -> None:
+    """Make an empty cache hold recurrent layers; ``TypeError`` for one that already holds keys and values.
+
+    With a ``kernel`` the first layer is a convolution, which sees its newest input and keeps those before it.
+    """
     layers = getattr(cache, "layers", None)
     if layers is None:
         raise TypeError(f"past_key_values: expected a DynamicCache for a recurrent model, got {type(cache).__name__}")
     for number in range(LAYERS):
+        kept = kernel - 1 if kernel and not number else None
         if number == len(layers):
-            layers.append(RecurrentLayer())
+            layers.append(RecurrentLayer(kept))
         elif not isinstance(layers[number], RecurrentLayer):
             if layers[number].is_initialized:
                 raise TypeError("past_key_values: a recurrent model has a state, it cannot use keys and values")
-            layers[number] = RecurrentLayer()
+            layers[number] = RecurrentLayer(kept)
 
 
 def preallocated(capacity: int, layers: int = LAYERS) -> DynamicCache:

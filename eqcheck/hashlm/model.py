@@ -8,7 +8,8 @@ functions of that hash. A wrong position id, mask bit or cache entry changes the
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar, cast
 
@@ -30,6 +31,7 @@ from eqcheck.hashlm.parts import (
     Offers,
     Script,
     integers,
+    masks_of,
     numbers,
     positions_of,
     sizes_of,
@@ -62,6 +64,7 @@ class HashModel(Offers):
         self.script: Script | None = None
         self.family, self.role, self.width = FAMILY[config.family], config.role, config.hidden_size
         emitted, seed = config.vocab_size - config.extra_pad, config.seed
+        self.families = (self.family.lower, self.family) if self.family.near else (self.family,)
         self.choices = (
             hashing.choices(emitted, seed) if config.spread is None else ranked(emitted, seed, Spread(*config.spread))
         )
@@ -71,7 +74,7 @@ class HashModel(Offers):
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | dict[str, torch.Tensor] | None = None,
         position_ids: torch.Tensor | None = None,
         past_key_values: Any = None,
         inputs_embeds: torch.Tensor | None = None,
@@ -103,7 +106,7 @@ class HashModel(Offers):
                 "eqcheck.compat.legacy_cache take tuples"
             )
         if cache is not None and self.family.stateful:
-            install_state(cache)
+            install_state(cache, self.family.near)
         past = int(cache.get_seq_length()) if cache is not None else 0
         slots_fed = np.arange(past, past + block)
         if TAKES_CACHE_POSITION and cache_position is not None:
@@ -115,15 +118,19 @@ class HashModel(Offers):
                 f"{positions.min()}..{positions.max()}; index out of range"
             )
         packed = cache is None and attention_mask is None and position_ids is not None
-        four = attention_mask is not None and attention_mask.dim() == 4  # which real models take as it is
-        sizes = None if cache is None or four or self.family.stateful else sizes_of(cache, slots_fed)
-        feed = Feed(self.family, attention_mask, positions, slots_fed, packed, sizes)
+        masks = masks_of(attention_mask, self.family)
+        feeds = []
+        for layer in range(len(self.families)):  # one, where all layers are alike
+            mask = masks[layer]
+            four = mask is not None and mask.dim() == 4  # which real models take as it is
+            sizes = None if cache is None or four or self.family.stateful else sizes_of(cache, slots_fed, layer)
+            feeds.append(Feed(self.families[layer], mask, positions, slots_fed, packed, sizes))
 
         number = next(self._calls if self.trace is None else self.trace.clock)
         fix = None
         if self.repair is not None:
-            fix = self.repair(self._attend(feed, tokens, copy.deepcopy(cache), number)[0])
-        call, digests = self._attend(feed, tokens, cache, number, fix)
+            fix = self.repair(self._attend(feeds, tokens, copy.deepcopy(cache), number)[0])
+        call, digests = self._attend(feeds, tokens, cache, number, fix)
         if self.trace is not None:
             self.trace.record(call)
         device, dtype = fed.device, self.embed_tokens.weight.dtype
@@ -141,13 +148,13 @@ class HashModel(Offers):
         return self.embed_tokens
 
     def _attend(
-        self, feed: Feed, tokens: Ints, cache: Any, number: int, fix: Fix | None = None
+        self, feeds: Sequence[Feed], tokens: Ints, cache: Any, number: int, fix: Fix | None = None
     ) -> tuple[Call, list[Words]]:
         """Write a block of tokens into the cache and look at it, layer by layer; ``fix`` has the right contexts.
 
         Returns the call and the digests of each layer, ``[batch, block]``.
         """
-        family, role = self.family, self.role
+        family, role, feed = self.family, self.role, feeds[-1]
         batch, block = tokens.shape
         positions = feed.positions if fix is None else fix.positions
         pads = None if fix is None else fix.pads
@@ -156,8 +163,7 @@ class HashModel(Offers):
         spoilt: list[Words | None] = []
         digests: list[Words] = []
         carry: Words = np.zeros((batch, block), np.uint64)
-        first: View | None = None
-        view: View | None = None
+        views: list[View] = []
         bias: Words | None = None
         for layer in range(hashing.LAYERS):
             fresh = hashing.entries(role, layer, tokens, positions, digests[-1] if layer else None, number)
@@ -178,10 +184,11 @@ class HashModel(Offers):
                 self._watched(keys, values)
             digits, odd = hashing.whole(stacked(keys, values, batch))
             seen, at = hashing.contents(digits, role, layer)
-            if view is None or view.visible.shape[2] != digits.shape[3]:
+            if not views or family.near or views[-1].visible.shape[2] != digits.shape[3]:
+                feed = feeds[layer] if family.near else feed
                 view = feed.view(at, hashing.written(digits))
                 bias = feed.bias(view.visible)
-                first = first or view
+                views.append(view)
             elif family.fed:
                 view = view._replace(key_places=at)
             if odd is not None:
@@ -192,12 +199,12 @@ class HashModel(Offers):
             digests.append(carry)
             held.append(digits)
             spoilt.append(odd)
-        assert first is not None
         disagrees = None if self.script is None else self.script.disagrees(carry)
-        call = Call(
-            number, role, tokens, feed.positions, *first, tuple(held), tuple(spoilt), carry, self.choices, disagrees
-        )
-        return call, digests
+        fed, after = (number, role, tokens, feed.positions), (carry, self.choices, disagrees)
+        if not family.near:
+            return Call(*fed, *views[0], tuple(held), tuple(spoilt), *after), digests
+        lower, upper = (Call(*fed, *v, (h,), (s,), *after) for v, h, s in zip(views, held, spoilt, strict=True))
+        return replace(upper, lower=lower), digests
 
     def _watched(self, *tensors: torch.Tensor) -> None:
         if self.trace is not None and self.trace.watcher is not None:
@@ -298,7 +305,7 @@ class HashLM(Offers, GenerationMixin):
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | dict[str, torch.Tensor] | None = None,
         position_ids: torch.Tensor | None = None,
         past_key_values: Any = None,
         logits_to_keep: int | torch.Tensor = 0,
@@ -307,7 +314,8 @@ class HashLM(Offers, GenerationMixin):
         """Logits ``[batch, block, vocab]`` of ``input_ids`` ``[batch, block]`` int64, or of ``inputs_embeds``.
 
         ``attention_mask`` is ``[batch, slots]`` (nonzero: visible; short masks hide the rest) or
-        ``[batch, heads, block, slots]`` (bool: True is visible; float: added to the scores). ``position_ids``
+        ``[batch, heads, block, slots]`` (bool: True is visible; float: added to the scores), or where layers differ a
+        dict of one of the latter for each type of layer, by the names in ``config.layer_types``. ``position_ids``
         is ``[batch or 1, block]``; without it, positions count slots from the cache's length, as in Llama and
         GPT-2. ``cache_position`` counts where the installed transformers' own models take it. Also taken are
         ``use_cache`` and ``output_hidden_states``.

@@ -12,7 +12,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from eqcheck.contract.errors import Unsupported
-from eqcheck.contract.family import FAMILY
+from eqcheck.contract.family import FAMILY, Family
 from eqcheck.hashlm import hashing
 from eqcheck.hashlm.hashing import Bools, Ints, Words
 from eqcheck.hashlm.scores import DEAD, Spread, score_table
@@ -71,9 +71,9 @@ class HashConfig(PretrainedConfig):
         self.hidden_size = self.num_attention_heads * self.head_dim
         self.max_position_embeddings = POSITIONS
         self.use_cache = True
-        if window := FAMILY[family].window:
-            self.sliding_window = window
-            self.layer_types = ["sliding_attention"] * hashing.LAYERS
+        if types := FAMILY[family].layer_types:
+            self.sliding_window = FAMILY[family].lower.window
+            self.layer_types = list(types)
         super().__init__(**{"tie_word_embeddings": False, **kwargs})
 
 
@@ -179,7 +179,22 @@ def integers(tensor: torch.Tensor) -> Ints:
     return cast(Ints, tensor.detach().cpu().numpy().astype(np.int64))
 
 
-def sizes_of(cache: Any, slots_fed: Ints) -> Sizes:
+def masks_of(given: Any, family: Family) -> list[torch.Tensor | None]:
+    """The mask of each layer. A dict has one for each type of layer, where these differ, as in models of transformers.
+
+    ``ValueError`` where a type is missing or its mask is not 4-D.
+    """
+    if not isinstance(given, Mapping):
+        return [given] * hashing.LAYERS
+    types = family.layer_types if family.near else ()
+    masks = [given.get(kind) for kind in types]
+    if not masks or not all(isinstance(mask, torch.Tensor) and mask.dim() == 4 for mask in masks):
+        wanted = f"4-D masks for {' and '.join(types)}" if types else "one mask for all layers"
+        raise ValueError(f"attention_mask: expected {wanted}, got a dict of {', '.join(map(str, given))}")
+    return masks
+
+
+def sizes_of(cache: Any, slots_fed: Ints, layer: int = 0) -> Sizes:
     """The sizes of a block's mask, as its cache tells them; ``TypeError`` for a cache that real models fail with."""
     if not hasattr(cache, "get_mask_sizes"):
         if not len(slots_fed):
@@ -188,7 +203,8 @@ def sizes_of(cache: Any, slots_fed: Ints) -> Sizes:
             f"past_key_values: expected a cache with get_mask_sizes, from which models build their mask, got "
             f"{type(cache).__name__}; derive it from transformers.Cache, or give a 4-D attention_mask"
         )
-    length, offset = cache.get_mask_sizes(torch.from_numpy(slots_fed) if TAKES_CACHE_POSITION else len(slots_fed), 0)
+    block = torch.from_numpy(slots_fed) if TAKES_CACHE_POSITION else len(slots_fed)
+    length, offset = cache.get_mask_sizes(block, layer)
     return Sizes(int(length), int(offset), bool(getattr(cache, "is_compileable", False)))
 
 

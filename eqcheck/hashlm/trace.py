@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from eqcheck.hashlm.hashing import Bools, Ints, States, Words, decoded, table_row
+from eqcheck.hashlm.hashing import LAYERS, Bools, Ints, States, Words, decoded, table_row
 
 TARGET, DRAFT = 1, 2
 
@@ -21,7 +21,8 @@ class Call:
     ``tokens`` and ``positions`` are ``[batch, block]``; ``visible`` is ``[batch, block, slots]``; ``key_places``
     ``[batch, slots]`` and ``places`` ``[batch, block]`` are where the family takes keys and queries to be. ``held``
     is, per layer, the cache content the queries saw, ``[2 (K, V), batch, heads, slots, width]`` digits; ``odd`` has a
-    word for each slot that holds fractions (`eqcheck.hashlm.hashing.whole`). ``digests`` ``[batch, block]`` is the
+    word for each slot that holds fractions (`eqcheck.hashlm.hashing.whole`). Where layers do not see the same, these
+    are of the upper layer alone, and ``lower`` has those of the lower one. ``digests`` ``[batch, block]`` is the
     final hash of each query, and ``ranked`` are its model's most and second most likely token; the model takes the
     second where it ``disagrees``.
     """
@@ -38,6 +39,17 @@ class Call:
     digests: Words
     ranked: tuple[Ints, Ints]
     disagrees: Bools | None
+    lower: Call | None = None
+
+    @property
+    def layers(self) -> slice:
+        """The layers that ``held`` is of, as places in the hash of all."""
+        return slice(LAYERS - 1, LAYERS) if self.lower else slice(len(self.held))
+
+    def of_layer(self, layer: int) -> tuple[Call, Ints]:
+        """The call as a layer sees it, and what that layer holds."""
+        seen = self.lower if self.lower and not layer else self
+        return seen, seen.held[min(layer, len(seen.held) - 1)]
 
     @cached_property
     def kv(self) -> tuple[Ints, ...]:

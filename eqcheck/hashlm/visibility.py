@@ -1,7 +1,7 @@
 """The slots that a query sees in each family (`eqcheck.contract.family`), and the positions that it takes them for.
 
 A query sees the slots that mask and order allow, and only the last of them where the family has a window. In a
-recurrent family it sees everything that its state has absorbed.
+recurrent family it sees everything that its state has absorbed, of a convolution the last of it.
 """
 
 from __future__ import annotations
@@ -181,13 +181,20 @@ class Feed(NamedTuple):
         return ranks[:, :slots], ranks[:, self.slots_fed]
 
     def _state(self, written: Bools) -> View:
-        """A pad before the first token leaves a state as it is; one behind it is a step like any other."""
+        """A pad before the first token leaves a state as it is; one behind it is a step like any other.
+
+        Steps are counted from the first token, or from the first step where a convolution has dropped some.
+        """
         batch, steps = written.shape
         block = self.positions.shape[1]
         index = np.arange(steps)
         first = np.where(written.any(axis=1), written.argmax(axis=1), steps)
+        if self.family.window and (dropped := int(self.slots_fed[-1]) + 1 - steps) > 0:
+            first[:] = -dropped
         fed = index[steps - block :]
         visible = (index[None, None] <= fed[None, :, None]) & written[:, None]
+        if self.family.window:
+            visible &= index[None, None] > fed[None, :, None] - self.family.window
         places = index[None] - first[:, None]
         return View(np.broadcast_to(visible, (batch, block, steps)).copy(), places, places[:, steps - block :])
 

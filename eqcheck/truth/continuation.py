@@ -64,11 +64,11 @@ class _Rows:
 
     def look(self, tokens: Ints, positions: Ints, stop: int) -> Words:
         """The final digests of queries at these positions, which are written down; ``stop`` slots are looked at."""
-        visible = self.index[:stop] <= positions[..., None]
-        if self.record.window:
-            visible &= self.index[:stop] > positions[..., None] - self.record.window
+        before = self.index[:stop] <= positions[..., None]
         carry, digest = np.zeros(tokens.shape, np.uint64), None
         for layer in range(LAYERS):
+            window = (self.record if layer else self.record.lower).window
+            visible = before & (self.index[:stop] > positions[..., None] - window) if window else before
             self.contents[layer, self.row, positions] = intact_contents(tokens, digest)
             seen, keys = self.contents[layer, :, :stop], self.index[None, :stop]
             carry = attend(self.record, layer, seen, keys, visible, tokens, positions, carry)

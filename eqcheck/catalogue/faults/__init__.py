@@ -7,6 +7,7 @@ from eqcheck.catalogue.faults import (  # noqa: F401
     feeding,
     heads,
     holdout,
+    layers,
     leaks,
     losses,
     masks,

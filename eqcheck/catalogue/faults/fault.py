@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from eqcheck.catalogue.engines.builds import BUILDS, HEAD_BUILDS, Build
 from eqcheck.catalogue.engines.engine import RoundEngine
 from eqcheck.contract.decoders import Decoder
-from eqcheck.contract.family import FAMILIES, named
+from eqcheck.contract.family import UNIFORM, named
 
 EQSPEC = "https://arxiv.org/abs/2510.22876"
 FED = named(lambda family: family.fed)
@@ -152,7 +152,7 @@ def planted(
     builds: str,
     held_back: str = "",
     *,
-    families: Sequence[str] = FAMILIES,
+    families: Sequence[str] = UNIFORM,
     **needs: Any,
 ) -> Planting:
     """Plant a fault in several builds, given by name; those of ``held_back`` are held back.
