@@ -25,7 +25,7 @@ from eqcheck.lanes.checkpoint.outcome import judged
 from eqcheck.result import losses
 from eqcheck.result.tally import DUE
 
-CASES = tuple(range(4, 40, 5))  # those of `served` that have a draft model
+CASES = tuple(range(4, 20, 5))  # those of `served` that have a draft model
 
 
 class Stale:
@@ -78,7 +78,7 @@ def lost(engine: Any, kind: str, *told: str) -> dict[str, tuple[int, int]]:
 def test_right_engines_lose_nothing(engine: Any, kind: str, told: str) -> None:
     places = lost(engine, kind, told)
     kept, due = losses.total(places)
-    assert kept == due > 100
+    assert kept == due > 40
     assert not losses.warnings(places)
 
 
@@ -90,8 +90,8 @@ def test_a_stale_draft_in_later_slots_is_told_with_its_rows(told: str) -> None:
     (warning,) = losses.warnings(places)
     assert warning.startswith("draft: ")
     if told == "rounds":
-        assert places["row 0"][0] == places["row 0"][1] >= 50 > places["row 1"][0] - places["row 1"][1]
-        assert "; none of them in row 0. This costs speed" in warning
+        assert places["row 0"][0] == places["row 0"][1] > 0
+        assert places["row 1"][0] < places["row 1"][1]
 
 
 def test_a_draft_token_less_in_each_round_is_told_with_its_position() -> None:
@@ -103,7 +103,8 @@ def test_a_draft_token_less_in_each_round_is_told_with_its_position() -> None:
 
 
 def test_one_percent_is_told_and_less_is_not() -> None:
-    assert losses.warnings({"batch 1": (4950, 5000)})
+    (warning,) = losses.warnings({"batch 1": (4950, 5000), "row 0": (50, 50), "row 1": (9, 9)})
+    assert "; none of them in row 0. This costs speed" in warning
     assert not losses.warnings({"batch 1": (4951, 5000)})
 
 
