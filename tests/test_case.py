@@ -260,6 +260,7 @@ def test_drawn_cases_cover_everything() -> None:
     seldom = {"row_past_64", "row_past_128"}  # one case in a hundred; `tests/test_rare.py` sees them in an audit
     trees = {"tree", "different_trees", "off_spine"}  # for decoders that declare them
     ends = {"stops", "stopped", "stop_in_prompt", "to_cancel", "cancelled", "finish_reason", "usage", "logprobs"}
+    ends |= {"prompt_logprobs"}
     assert set(raised) | seldom | trees | ends == set(TRANSPARENT.counters)  # `tests/test_completions.py` sees the ends
 
 
