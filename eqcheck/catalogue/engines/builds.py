@@ -11,7 +11,7 @@ from eqcheck.catalogue.engines.blocks import PagedEngine, PagedSmall, Prefixed, 
 from eqcheck.catalogue.engines.columns import Static
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.heads import AcceptedHead, ColumnHead, PairsHead
-from eqcheck.catalogue.engines.layers import Checkpointed, Columned, Windowed
+from eqcheck.catalogue.engines.layers import Checkpointed, Rerun, Windowed
 from eqcheck.catalogue.engines.lines import Continuous
 from eqcheck.catalogue.engines.pool import Packed, Pooled
 from eqcheck.catalogue.engines.rows import Expanded, OneRow, PerRow, Restored, Staged, Uncached
@@ -74,7 +74,7 @@ BUILDS = {
     "staged": Build(Staged, _CROPPED, (*TAKEN, "prefix", "chunked")),
     "replayed": Build(Restored, HYBRID, (*TAKEN, "prefix", "chunked")),
     "windowed": Build(Windowed, named(lambda family: bool(family.near) and family.fed), (*TAKEN, "chunked")),
-    "columned": Build(Columned, _STATES, (*TAKEN, "prefix", "chunked")),
+    "rerun": Build(Rerun, _STATES, (*TAKEN, "prefix", "chunked")),
     "checkpointed": Build(Checkpointed, _STATES, (*TAKEN, "chunked")),
     "forked": Build(Forked, _TREES, (*TAKEN, "tree")),
     "forked_rows": Build(ForkedRows, _TREES, (*TAKEN, "tree")),

@@ -1,20 +1,20 @@
 """Engines for models whose layers do not all see the same: windows among full layers, convolutions with states.
 
 Each row has a cache of its own, as in `PerRow`. `Windowed` makes the mask of each type of layer itself, over a layer
-that keeps little more than its window. `Columned` puts the states aside that a model has after each draft token, and
-`Checkpointed` those at the ends of blocks of a prompt, for rows that begin alike.
+that keeps little more than its window. `Rerun` goes back to the states of before a round and feeds the accepted tokens
+again. `Checkpointed` puts states aside at the ends of blocks of a prompt, for rows that begin alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from eqcheck.catalogue.engines.engine import KeysValues, Rows, additive, own_copy
+from eqcheck.catalogue.engines.engine import KeysValues, Rows, additive, logits_of, own_copy
 from eqcheck.catalogue.engines.rows import PerRow
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -85,15 +85,20 @@ class Windowed(PerRow):
         return seen & (keys > queries - self.target.config.sliding_window) if kind == SLIDING else seen
 
 
-class Columned(PerRow):
-    """One cache per row; of the states after each token of a round, those behind the accepted ones are taken back.
+class Round(NamedTuple):
+    """The tokens that a row feeds in a round, the newest first and then drafts, with its cache of before."""
 
-    ``aside[i]`` are the states of a row before its newest token, after it, and after each of its drafts.
-    """
+    cache: Any
+    start: int
+    tokens: list[int]
+
+
+class Rerun(PerRow):
+    """One cache per row; after a rejection the accepted tokens run through the states of before the round again."""
 
     def begin(self) -> None:
         super().begin()
-        self.aside: dict[int, list[Any]] = {}
+        self.round: dict[int, Round] = {}
         self.drafting: dict[int, int] = {}
 
     def new_cache(self) -> Any:
@@ -104,16 +109,12 @@ class Columned(PerRow):
         return super().verify(drafts)
 
     def feed(self, i: int, block: list[int]) -> torch.Tensor:
-        """Logits of a row's newest token and of its drafts, which are fed one by one behind the rest of its prompt."""
+        """Logits of a row's newest token and of its drafts, which are fed behind the rest of its prompt."""
         count = self.drafting[i] + 1
         if len(block) > count:
             self.prefill(i, block[:-count])
-        logits, aside = [], [own_copy(self.caches[i])]
-        for token in block[-count:]:
-            logits.append(self.step(i, [token]))
-            aside.append(own_copy(self.caches[i]))
-        self.aside[i] = aside
-        return torch.cat(logits)
+        self.round[i] = Round(own_copy(self.caches[i]), self.lengths[i], block[-count:])
+        return self.step(i, block[-count:])
 
     def prefill(self, i: int, piece: list[int]) -> None:
         self.step(i, piece)
@@ -125,20 +126,24 @@ class Columned(PerRow):
     def roll_back(self, i: int, surplus: int) -> None:
         self.lengths[i] -= surplus
         if surplus:
-            self.restore(i, len(self.aside[i]) - 1 - surplus)
+            self.restore(i, len(self.round[i].tokens) - surplus)
 
-    def restore(self, i: int, column: int) -> None:
+    def restore(self, i: int, kept: int) -> None:
         """Give a row the states that it had after so many of the tokens of its round."""
-        layers = range(len(self.caches[i].layers))
-        self.caches[i].layers = [self.state(i, number, column) for number in layers]
+        self.caches[i] = self.after_first(i, kept)
 
-    def state(self, i: int, number: int, column: int) -> Any:
-        """The state of a layer, 0 for that of the convolution."""
-        return self.aside[i][column].layers[number]
+    def after_first(self, i: int, kept: int) -> Any:
+        """A cache with the states that a row has after so many of the tokens of its round."""
+        before, start, tokens = self.round[i]
+        cache = own_copy(before)
+        if kept:
+            at = torch.arange(start, start + kept)[None]
+            logits_of(self.target, torch.tensor([tokens[:kept]]), None, self.positions(at, at >= 0), cache)
+        return cache
 
 
-class Checkpointed(Columned):
-    """As `Columned`; states at the ends of blocks of 2 tokens are found again by the text, for prompts that follow."""
+class Checkpointed(Rerun):
+    """As `Rerun`; states at the ends of blocks of 2 tokens are found again by the text, for prompts that follow."""
 
     size = 2
 

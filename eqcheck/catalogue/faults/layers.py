@@ -5,13 +5,13 @@ A model is wrong as soon as one of its layers is, so most of these leave the oth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from eqcheck.catalogue.engines.engine import own_copy
-from eqcheck.catalogue.engines.layers import FULL, SLIDING, Checkpointed, Columned, SlidingLayer, Windowed
+from eqcheck.catalogue.engines.layers import FULL, SLIDING, Checkpointed, Rerun, SlidingLayer, Windowed
 from eqcheck.catalogue.faults.fault import OTHER_MODEL, fault, planted, step
 
 STATES = ("convolution",)  # where the convolution has a state of its own
@@ -23,42 +23,48 @@ def states(builds: str, held_back: str = "", **needs: Any) -> Any:
     return planted(builds, held_back, families=STATES, no_edit=OTHER_MODEL, **needs)
 
 
-def last(self: Columned, i: int) -> int:
-    """The column behind all drafts of a round."""
-    return len(self.aside[i]) - 1
+def apart(convolution: Callable[[Rerun, int, int], Any]) -> type[Any]:
+    """A patch by which the convolution gets its state from another cache than the recurrent layer, after a rejection.
+
+    The cache is a function of the engine, the row, and how many tokens of its round are kept.
+    """
+
+    def restore(right: Callable[..., None], self: Rerun, i: int, kept: int) -> None:
+        state = convolution(self, i, kept).layers[0]
+        right(i, kept)
+        self.caches[i].layers[0] = state
+
+    return step(Rerun, restore=restore)
 
 
 fault("K60-convolution-keeps-rejected", "cache/stale-entry", f"{VLLM}/pull/50272").plant(
     "The inputs of the convolution keep rejected drafts, and the recurrent state is rolled back",
-    states("columned", "checkpointed"),
-    step(
-        Columned,
-        state=lambda right, self, i, number, column: right(i, number, column if number else last(self, i)),
-    ),
+    states("rerun", "checkpointed"),
+    apart(lambda self, i, kept: self.caches[i]),
 )
 
 fault("K61-states-keep-rejected", "cache/stale-entry", f"{LLAMA_CPP}/pull/20075").plant(
     "States keep the effect of rejected drafts, and the row is cut behind the accepted ones",
-    states("columned checkpointed"),
-    step(Columned, restore=lambda right, self, i, column: right(i, last(self, i))),
+    states("rerun checkpointed"),
+    step(Rerun, restore=lambda right, self, i, kept: None),
 )
 
 fault("K62-states-of-before-the-round", "cache/missing-entry", f"{LLAMA_CPP}/pull/20075").plant(
     "After a rejection the states are those of before the round, and the accepted tokens are not fed again",
-    states("columned", "checkpointed"),
-    step(Columned, restore=lambda right, self, i, column: right(i, 0)),
+    states("rerun", "checkpointed"),
+    step(Rerun, restore=lambda right, self, i, kept: right(i, 0)),
 )
 
 fault("K63-convolution-one-behind", "cache/missing-entry", f"{VLLM}/issues/39273").plant(
     "After a rejection the inputs of the convolution lack the last accepted token",
-    states("columned checkpointed"),
-    step(Columned, state=lambda right, self, i, number, column: right(i, number, column if number else column - 1)),
+    states("rerun checkpointed"),
+    apart(lambda self, i, kept: self.after_first(i, kept - 1)),
 )
 
 
-@states("columned", "checkpointed", cache_states=("empty", "chunked"))
+@states("rerun", "checkpointed", cache_states=("empty", "chunked"))
 @fault("K64-prompt-like-a-block", "cache/missing-entry", f"{VLLM}/issues/53051")
-class PromptLikeABlock(Columned):
+class PromptLikeABlock(Rerun):
     """A piece of a prompt that is as long as a block of drafts is taken for one, and its states are not kept."""
 
     def step(self, i: int, tokens: list[int]) -> torch.Tensor:
@@ -69,25 +75,25 @@ class PromptLikeABlock(Columned):
         return logits
 
 
-@states("columned checkpointed")
+@states("rerun checkpointed")
 @fault("K65-step-without-drafts", "cache/missing-entry", f"{VLLM}/pull/52942")
-class StepWithoutDrafts(Columned):
+class StepWithoutDrafts(Rerun):
     """A step without drafts reads the states after the first token of the step before, without its accepted drafts."""
 
     def feed(self, i: int, block: list[int]) -> torch.Tensor:
-        if i in self.aside and not self.drafting[i]:
-            self.restore(i, 1)
+        if i in self.round and not self.drafting[i]:
+            self.caches[i] = self.after_first(i, 1)
         return super().feed(i, block)
 
 
-@states("columned", "checkpointed", rows=2)
+@states("rerun", "checkpointed", rows=2)
 @fault("K66-states-of-another-row", "cache/wrong-row", f"{LLAMA_CPP}/pull/23269")
-class StatesOfAnotherRow(Columned):
+class StatesOfAnotherRow(Rerun):
     """After a rejection a row's states are restored from those of another row."""
 
-    def state(self, i: int, number: int, column: int) -> Any:
+    def restore(self, i: int, kept: int) -> None:
         other = self.active[(self.active.index(i) + 1) % len(self.active)]
-        return own_copy(self.aside[other][min(column, last(self, other))]).layers[number]
+        self.caches[i] = self.after_first(other, min(kept, len(self.round[other].tokens)))
 
 
 @states("checkpointed", rows=2)
