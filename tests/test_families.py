@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 import eqcheck
 from eqcheck.catalogue import BUILDS, known_good
 from eqcheck.contract.decoders import Request
-from eqcheck.contract.family import FAMILIES, FAMILY, WINDOW, named
+from eqcheck.contract.family import FAMILIES, FAMILY, KERNEL, WINDOW, named
 from eqcheck.drafting.draft import ScriptedDraft
 from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.oracle.check import Oracle
@@ -43,6 +43,27 @@ SIZES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 2,
         "num_key_value_heads": 2,
         "sliding_window": WINDOW,
+    },
+    "hybrid-window": {
+        "model_type": "gemma3_text",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "convolution": {
+        "model_type": "mamba2",
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "state_size": 8,
+        "num_heads": 8,
+        "head_dim": 8,
+        "n_groups": 1,
+        "chunk_size": 4,
+        "conv_kernel": KERNEL,
     },
     "recurrent": {
         "model_type": "mamba2",
@@ -87,7 +108,7 @@ def _real(family: str) -> tuple[Any, Any]:
     """A tiny model with varied output, and a noisy copy that agrees with it now and then."""
     torch.manual_seed(7)
     options = dict(SIZES[family])
-    if "num_hidden_layers" in options and family not in ("recurrent", "mask-order"):
+    if "num_hidden_layers" in options and family not in ("recurrent", "convolution", "mask-order"):
         options["num_attention_heads"] = 4
     config = transformers.AutoConfig.for_model(
         options.pop("model_type"), vocab_size=VOCAB, initializer_range=0.3, tie_word_embeddings=False, **options
@@ -141,7 +162,7 @@ def _right(engine: Callable[..., Any], target: Any, draft: Any) -> bool:
 
 @pytest.mark.parametrize("family", SIZES)
 def test_forgives_what_its_real_architecture_forgives(family: str) -> None:
-    if family == "recurrent" and transformers.__version__ < "5":
+    if FAMILY[family].stateful and transformers.__version__ < "5":
         pytest.skip("transformers 4 keeps the state of Mamba2 in a class of its own")
     torch.set_num_threads(1)
     real, hashed = {}, {}

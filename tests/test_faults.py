@@ -20,6 +20,7 @@ from eqcheck.catalogue.faults import DEVELOPED, HEAD_FAULTS
 from eqcheck.catalogue.faults import fault as record
 from eqcheck.catalogue.faults.fault import HANDED, NO_TOKENS, OUTPUT_RIGHT, amount
 from eqcheck.contract.decoders import CACHE_STATES, FAMILIES, Decoder
+from eqcheck.contract.family import HYBRID, UNIFORM
 from eqcheck.contract.kinds import KINDS
 from eqcheck.decoding.harness import run
 from eqcheck.hashlm.trace import TARGET
@@ -33,7 +34,11 @@ FIRST = {fault.mechanism: fault for fault in reversed(FAULTS)}  # of other build
 MISREAD_AT_MOST = 0.04  # a coincidence of tokens can make one fault look like another, about once in a vocabulary
 DRAFT = [fault for fault in FAULTS if fault.component == "draft"]  # these only cost speed
 # Where each row has one token, answers that went to the next row are rows that are exchanged.
-ALSO_TRUE = {"X1-results-by-batch-row": "bookkeeping/row-swap"}
+# Where prompts are equal, states that went on behind a block hold the row's own tokens.
+ALSO_TRUE = {
+    "X1-results-by-batch-row": "bookkeeping/row-swap",
+    "K67-aside-at-end-of-step": "cache/duplicate-entry",
+}
 SEEN_IN_OUTPUT = [fault for fault in FAULTS if fault.component != "draft"]
 # Faults of mechanisms that were never developed on, and are not named as declared: nothing is made for them.
 MISNAMED = {
@@ -47,14 +52,15 @@ MISNAMED = {
 
 
 @lru_cache(maxsize=64)
-def chunk(index: int, cache_states: tuple[str, ...]) -> list[Case]:
+def chunk(index: int, cache_states: tuple[str, ...], families: tuple[str, ...] = UNIFORM) -> list[Case]:
     torch.set_num_threads(1)
-    return Source(3, FAMILIES, ("left",), cache_states).chunk(index)
+    return Source(3, families, ("left",), cache_states).chunk(index)
 
 
 def cases_for(fault: Fault | FaultPair) -> Iterator[Case]:
+    families = UNIFORM if set(fault.families) & set(UNIFORM) else HYBRID
     for index in range(CHUNKS):
-        for case in chunk(index, fault.cache_states):
+        for case in chunk(index, fault.cache_states, families):
             if case.family in fault.families and case.cache_state in fault.cache_states:
                 yield case
 

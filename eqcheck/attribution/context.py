@@ -24,8 +24,9 @@ _CARRIED = {FED_WITH: "fed with this position", "changed": "changed in the cache
 class Context:
     """The deviations of one query, the writes that explain the rest, and the ``offset`` of all positions.
 
-    ``displaced``: where it sees one slot without a token and not itself, these two; its entry or the mask is displaced.
-    ``lower`` is what the lower layer sees, where that is not what the upper does: all deviations are here, too.
+    ``sees_from`` is the first position that it is to see. ``displaced``: where it sees one slot without a token and not
+    itself, these two; its entry or the mask is displaced. ``lower`` is what the lower layer sees, where that is not what
+    the upper does: all deviations are here, too.
     """
 
     deviations: tuple[Deviation, ...]
@@ -33,11 +34,13 @@ class Context:
     slots: tuple[Slot, ...]
     offset: int = 0
     displaced: tuple[int, int] | None = None
+    sees_from: int = 0
     lower: Context | None = None
 
-    def in_lower_alone(self, deviation: Deviation) -> bool:
-        """Whether a deviation is one of the lower layer that the upper one does not have."""
-        return self.lower is not None and any(deviation is one for one in self.lower.deviations)
+    @property
+    def blamed(self) -> Context:
+        """The context to be shown: that of the lower layer, where it alone is wrong."""
+        return self.lower if self.lower and self.deviations == self.lower.deviations else self
 
     def with_lower(self, lower: Context) -> Context:
         """This context of the upper layer, and what else the lower one sees wrongly."""
@@ -89,7 +92,7 @@ def _read_layers(
     if call.kv[0].shape != call.kv[-1].shape:
         sizes = " and ".join(str(kv.shape[3]) for kv in call.kv)
         torn = Deviation("cache", "torn-entry", call.number, column, request, origin=f"layers hold {sizes} slots")
-        return Context((torn,), (), ())
+        return Context((torn,), (), (), sees_from=family.first_seen(at))
     found = entries(call, row, labels.of, labels.calls, family) if held is None else held
     view = QueryView.of(call, row, column, label, labels, family, found)
     surplus, right = _seen(view)
@@ -99,7 +102,7 @@ def _read_layers(
     misplaced, follow = _misplaced(view, right, offset, stored[request])
     deviations = wrong_path(view, deviations + misplaced)
     slots = _slots(view, right, offset, deviations)
-    return Context(tuple(deviations), tuple(follow), tuple(slots), offset, _displaced(view, deviations))
+    return Context(tuple(deviations), tuple(follow), tuple(slots), offset, _displaced(view, deviations), view.low)
 
 
 def _seen(view: QueryView) -> tuple[list[Deviation], dict[int, Entry]]:

@@ -75,7 +75,8 @@ def disagreement(copies: Ints, layers: slice) -> Torn:
         return Torn("no-model", "it holds numbers that no model wrote (scaled, rounded, moved or overwritten)")
     if (copies[..., MODEL] > 0).all() and (copies[..., PLACE] != right).any():
         at = tuple(np.argwhere(copies[..., PLACE] != right)[0])
-        (layer, value, head), was = (np.unravel_index(int(one[at]), _PLACES.shape) for one in (right, copies[..., PLACE]))
+        places = int(right[at]), int(copies[..., PLACE][at])
+        (layer, value, head), was = (np.unravel_index(place, _PLACES.shape) for place in places)
         here, there = (f"{'KV'[v]} of layer {a}, head {h}" for a, v, h in ((layer, value, head), was))
         return Torn(f"{'KV'[value]}-written-as-{'KV'[was[1]]}", f"{here} holds what was written as {there}")
     names = ("id", "position", "digest", "write")

@@ -23,7 +23,7 @@ from eqcheck.contract.family import FAMILY
 from eqcheck.contract.kinds import KINDS
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Deviation, Explanation, Query
-from eqcheck.explanation.statements import NOTHING, Statement, state
+from eqcheck.explanation.statements import NOTHING, Statement, state, together
 from eqcheck.hashlm.hashing import truncated
 from eqcheck.hashlm.trace import TARGET
 from eqcheck.result.verdict import RowVerdict
@@ -251,13 +251,21 @@ class Reader:
             root.component,
             root.kind,
             asked,
-            said_of_query(root, write, self.labels),
+            self._said(root, write),
             call=write[0],
-            query=self._query(write),
+            query=replace(self._query(write), sees_from=self.walk.context(write).blamed.sees_from),
             deviations=cause.alike,
             consequences=cause.rest,
-            slots=self.walk.context(write).slots,
+            slots=self.walk.context(write).blamed.slots,
         )
+
+    def _said(self, root: Deviation, write: Write) -> Statement:
+        """The further statements on the query at fault."""
+        said, context = said_of_query(root, write, self.labels), self.walk.context(write)
+        if context.blamed is context or root not in context.deviations:
+            return said
+        alone = state("convolution-alone" if self.family.stateful else "window-alone")
+        return alone if said == NOTHING else together(said, alone)
 
     def _bookkeeping(self, asked: WrongToken, number: int, basis: str, queried: bool = False) -> Finding:
         known = self.sources.known(asked.row, asked.position, number, queried)

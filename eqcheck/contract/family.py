@@ -25,8 +25,9 @@ class Family:
     ``places`` says where a query takes the place of a key from: the ``positions`` fed, the ``ranks`` among the slots
     that the 2-D mask shows, the ``slots``, or the ``steps`` since a state absorbed it. The place itself counts
     where it is ``absolute``, the distance to it elsewhere. ``window`` is how many slots a query sees, itself included.
-    ``near`` is the window of the lower layer, where that one alone has a window. With ``holes`` hidden slots between a row's tokens change nothing. ``claimed`` families are
-    the claim of a decoder that names none. ``target`` is the real model that is read, None where it is a `HashLM`.
+    ``near`` is the window of the lower layer, where that one alone has a window. With ``holes`` hidden slots between a
+    row's tokens change nothing. ``claimed`` families are the claim of a decoder that names none. ``target`` is the real
+    model that is read, None where it is a `HashLM`.
     """
 
     name: str
@@ -63,6 +64,13 @@ class Family:
     def lower(self) -> Family:
         """The family that the lower layer is of: another one than the upper, where that layer alone has a window."""
         return replace(self, window=self.near, near=None) if self.near else self
+
+    @property
+    def layer_types(self) -> tuple[str, ...]:
+        """The types of its layers in the words of transformers, where they have windows; else empty."""
+        if self.stateful or not self.lower.window:
+            return ()
+        return "sliding_attention", "full_attention" if self.near else "sliding_attention"
 
     @property
     def built(self) -> str:

@@ -250,8 +250,8 @@ def _state(
 
 def _fits(state: str, family: str, bounds: Bounds) -> bool:
     if state == "wrapped":
-        window = FAMILY[family].window
-        return window is not None and bounds.prompt > window
+        window = FAMILY[family].lower.window
+        return bool(FAMILY[family].layer_types) and bounds.prompt > (window or 0)
     return state != "prefix" or bounds.prompt > 1
 
 

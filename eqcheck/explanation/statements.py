@@ -94,6 +94,8 @@ STATEMENTS = {
     "unfinished": "the prompt was not yet fed whole: when call {call} answered, positions 0..{last} of 0..{end} had "
     "been fed; the emitted token is its answer behind position {position}",
     "neither": "the emitted token is neither the draft token nor the target's prediction there",
+    "window-alone": "only layers with a window are wrong here; the others see exactly the row",
+    "convolution-alone": "only the inputs of the convolution are wrong here; the recurrent state has exactly the row",
     # why no cause is named
     "unread-answer": "call {right_call} answered rightly for this token; what was emitted was answered in column "
     "{column} of batch row {batch_row} of call {other_call}, and it is not known for which token",

@@ -118,7 +118,7 @@ class HashModel(Offers):
                 f"{positions.min()}..{positions.max()}; index out of range"
             )
         packed = cache is None and attention_mask is None and position_ids is not None
-        masks = masks_of(attention_mask, self.config.layer_types if self.family.near and not self.family.stateful else ())
+        masks = masks_of(attention_mask, self.family)
         feeds = []
         for layer in range(len(self.families)):  # one, where all layers are alike
             mask = masks[layer]
@@ -164,7 +164,6 @@ class HashModel(Offers):
         digests: list[Words] = []
         carry: Words = np.zeros((batch, block), np.uint64)
         views: list[View] = []
-        view: View | None = None
         bias: Words | None = None
         for layer in range(hashing.LAYERS):
             fresh = hashing.entries(role, layer, tokens, positions, digests[-1] if layer else None, number)
@@ -185,7 +184,7 @@ class HashModel(Offers):
                 self._watched(keys, values)
             digits, odd = hashing.whole(stacked(keys, values, batch))
             seen, at = hashing.contents(digits, role, layer)
-            if view is None or family.near or view.visible.shape[2] != digits.shape[3]:
+            if not views or family.near or views[-1].visible.shape[2] != digits.shape[3]:
                 feed = feeds[layer] if family.near else feed
                 view = feed.view(at, hashing.written(digits))
                 bias = feed.bias(view.visible)
@@ -203,7 +202,7 @@ class HashModel(Offers):
         disagrees = None if self.script is None else self.script.disagrees(carry)
         fed, after = (number, role, tokens, feed.positions), (carry, self.choices, disagrees)
         if not family.near:
-            return Call(*fed, *views[0], tuple(held), tuple(spoilt), *after), digests  # type: ignore[arg-type]
+            return Call(*fed, *views[0], tuple(held), tuple(spoilt), *after), digests
         lower, upper = (Call(*fed, *v, (h,), (s,), *after) for v, h, s in zip(views, held, spoilt, strict=True))
         return replace(upper, lower=lower), digests
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
@@ -12,7 +12,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from eqcheck.contract.errors import Unsupported
-from eqcheck.contract.family import FAMILY
+from eqcheck.contract.family import FAMILY, Family
 from eqcheck.hashlm import hashing
 from eqcheck.hashlm.hashing import Bools, Ints, Words
 from eqcheck.hashlm.scores import DEAD, Spread, score_table
@@ -71,10 +71,9 @@ class HashConfig(PretrainedConfig):
         self.hidden_size = self.num_attention_heads * self.head_dim
         self.max_position_embeddings = POSITIONS
         self.use_cache = True
-        known = FAMILY[family]
-        if (window := known.lower.window) and not known.stateful:
-            self.sliding_window = window
-            self.layer_types = ["sliding_attention", "full_attention" if known.near else "sliding_attention"]
+        if types := FAMILY[family].layer_types:
+            self.sliding_window = FAMILY[family].lower.window
+            self.layer_types = list(types)
         super().__init__(**{"tie_word_embeddings": False, **kwargs})
 
 
@@ -180,17 +179,19 @@ def integers(tensor: torch.Tensor) -> Ints:
     return cast(Ints, tensor.detach().cpu().numpy().astype(np.int64))
 
 
-def masks_of(given: Any, types: Sequence[str]) -> list[torch.Tensor | None]:
-    """The mask of each layer; a dict has one for each type of layer, as models of transformers make it or are given it.
+def masks_of(given: Any, family: Family) -> list[torch.Tensor | None]:
+    """The mask of each layer. A dict has one for each type of layer, where these differ, as in models of transformers.
 
     ``ValueError`` where a type is missing or its mask is not 4-D.
     """
     if not isinstance(given, Mapping):
         return [given] * hashing.LAYERS
-    if not types or not all(isinstance(given.get(one), torch.Tensor) and given[one].dim() == 4 for one in types):
-        wanted = " and ".join(dict.fromkeys(types)) or "one mask"
-        raise ValueError(f"attention_mask: expected {wanted}, 4-D in a dict, got a dict of {', '.join(map(str, given))}")
-    return [given[one] for one in types]
+    types = family.layer_types if family.near else ()
+    masks = [given.get(kind) for kind in types]
+    if not masks or not all(isinstance(mask, torch.Tensor) and mask.dim() == 4 for mask in masks):
+        wanted = f"4-D masks for {' and '.join(types)}" if types else "one mask for all layers"
+        raise ValueError(f"attention_mask: expected {wanted}, got a dict of {', '.join(map(str, given))}")
+    return masks
 
 
 def sizes_of(cache: Any, slots_fed: Ints, layer: int = 0) -> Sizes:

@@ -21,8 +21,8 @@ class Call:
     ``tokens`` and ``positions`` are ``[batch, block]``; ``visible`` is ``[batch, block, slots]``; ``key_places``
     ``[batch, slots]`` and ``places`` ``[batch, block]`` are where the family takes keys and queries to be. ``held``
     is, per layer, the cache content the queries saw, ``[2 (K, V), batch, heads, slots, width]`` digits; ``odd`` has a
-    word for each slot that holds fractions (`eqcheck.hashlm.hashing.whole`). Where layers do not see the same slots, this
-    is the upper layer alone, and ``lower`` is the lower one in the same way. ``digests`` ``[batch, block]`` is the
+    word for each slot that holds fractions (`eqcheck.hashlm.hashing.whole`). Where layers do not see the same, these
+    are of the upper layer alone, and ``lower`` has those of the lower one. ``digests`` ``[batch, block]`` is the
     final hash of each query, and ``ranked`` are its model's most and second most likely token; the model takes the
     second where it ``disagrees``.
     """

@@ -181,11 +181,16 @@ class Feed(NamedTuple):
         return ranks[:, :slots], ranks[:, self.slots_fed]
 
     def _state(self, written: Bools) -> View:
-        """A pad before the first token leaves a state as it is; one behind it is a step like any other."""
+        """A pad before the first token leaves a state as it is; one behind it is a step like any other.
+
+        Steps are counted from the first token, or from the first step where a convolution has dropped some.
+        """
         batch, steps = written.shape
         block = self.positions.shape[1]
         index = np.arange(steps)
         first = np.where(written.any(axis=1), written.argmax(axis=1), steps)
+        if self.family.window and (dropped := int(self.slots_fed[-1]) + 1 - steps) > 0:
+            first[:] = -dropped
         fed = index[steps - block :]
         visible = (index[None, None] <= fed[None, :, None]) & written[:, None]
         if self.family.window:

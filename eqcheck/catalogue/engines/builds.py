@@ -75,7 +75,7 @@ BUILDS = {
     "replayed": Build(Restored, HYBRID, (*TAKEN, "prefix", "chunked")),
     "windowed": Build(Windowed, named(lambda family: bool(family.near) and family.fed), (*TAKEN, "chunked")),
     "rerun": Build(Rerun, _STATES, (*TAKEN, "prefix", "chunked")),
-    "checkpointed": Build(Checkpointed, _STATES, (*TAKEN, "chunked")),
+    "checkpointed": Build(Checkpointed, _STATES),
     "forked": Build(Forked, _TREES, (*TAKEN, "tree")),
     "forked_rows": Build(ForkedRows, _TREES, (*TAKEN, "tree")),
 }

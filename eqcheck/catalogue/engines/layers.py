@@ -8,14 +8,14 @@ again. `Checkpointed` puts states aside at the ends of blocks of a prompt, for r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from eqcheck.catalogue.engines.engine import KeysValues, Rows, additive, logits_of, own_copy
-from eqcheck.catalogue.engines.rows import PerRow
+from eqcheck.catalogue.engines.engine import KeysValues, additive, logits_of, own_copy, pieces
+from eqcheck.catalogue.engines.rows import PerRow, Restored
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -85,39 +85,27 @@ class Windowed(PerRow):
         return seen & (keys > queries - self.target.config.sliding_window) if kind == SLIDING else seen
 
 
-class Round(NamedTuple):
-    """The tokens that a row feeds in a round, the newest first and then drafts, with its cache of before."""
+class Rerun(Restored):
+    """As `Restored`, but the accepted tokens run through the copy at once, in a call of their own.
 
-    cache: Any
-    start: int
-    tokens: list[int]
-
-
-class Rerun(PerRow):
-    """One cache per row; after a rejection the accepted tokens run through the states of before the round again."""
+    ``tokens[i]`` are those of a row's last round: its newest token and then drafts.
+    """
 
     def begin(self) -> None:
         super().begin()
-        self.round: dict[int, Round] = {}
-        self.drafting: dict[int, int] = {}
+        self.tokens: dict[int, list[int]] = {}
+        for i in self.waiting:
+            self.read_prompt(i)
 
-    def new_cache(self) -> Any:
-        return own_copy(self.request.target_cache) if self.request.prefix_length else DynamicCache()
-
-    def verify(self, drafts: Rows) -> Rows:
-        self.drafting = {i: len(proposed) for i, proposed in zip(self.active, drafts, strict=True)}
-        return super().verify(drafts)
+    def read_prompt(self, i: int) -> None:
+        """Feed a row's prompt but for its newest token."""
+        for piece in pieces(self.rows[i][self.lengths[i] : -1], self.request.prefill_chunk):
+            if piece:
+                self.step(i, piece)
 
     def feed(self, i: int, block: list[int]) -> torch.Tensor:
-        """Logits of a row's newest token and of its drafts, which are fed behind the rest of its prompt."""
-        count = self.drafting[i] + 1
-        if len(block) > count:
-            self.prefill(i, block[:-count])
-        self.round[i] = Round(own_copy(self.caches[i]), self.lengths[i], block[-count:])
-        return self.step(i, block[-count:])
-
-    def prefill(self, i: int, piece: list[int]) -> None:
-        self.step(i, piece)
+        self.tokens[i] = block
+        return self.step(i, block)
 
     def step(self, i: int, tokens: list[int]) -> torch.Tensor:
         """Feed tokens to the states of a row."""
@@ -126,7 +114,7 @@ class Rerun(PerRow):
     def roll_back(self, i: int, surplus: int) -> None:
         self.lengths[i] -= surplus
         if surplus:
-            self.restore(i, len(self.round[i].tokens) - surplus)
+            self.restore(i, len(self.tokens[i]) - surplus)
 
     def restore(self, i: int, kept: int) -> None:
         """Give a row the states that it had after so many of the tokens of its round."""
@@ -134,11 +122,10 @@ class Rerun(PerRow):
 
     def after_first(self, i: int, kept: int) -> Any:
         """A cache with the states that a row has after so many of the tokens of its round."""
-        before, start, tokens = self.round[i]
-        cache = own_copy(before)
+        before, start = self.copies[i]
+        cache, at = own_copy(before), torch.arange(start, start + kept)[None]
         if kept:
-            at = torch.arange(start, start + kept)[None]
-            logits_of(self.target, torch.tensor([tokens[:kept]]), None, self.positions(at, at >= 0), cache)
+            logits_of(self.target, torch.tensor([self.tokens[i][:kept]]), None, self.positions(at, at >= 0), cache)
         return cache
 
 
@@ -148,16 +135,14 @@ class Checkpointed(Rerun):
     size = 2
 
     def begin(self) -> None:
-        super().begin()
         self.known: dict[tuple[int, ...], Any] = {}
+        super().begin()
 
-    def prefill(self, i: int, piece: list[int]) -> None:
-        start = self.lengths[i]
-        text = self.rows[i][: start + len(piece)]
-        if not start:
-            self.adopt(i, text)
-        while (at := self.lengths[i]) < len(text):
-            self.advance(i, text, min(len(text), (at // self.size + 1) * self.size))
+    def read_prompt(self, i: int) -> None:
+        text = self.rows[i][:-1]
+        self.adopt(i, text)
+        for end in (*range(self.lengths[i] + self.size, len(text), self.size), len(text)):
+            self.advance(i, text, end)
 
     def adopt(self, i: int, text: Sequence[int]) -> None:
         """Let a row begin with the states of the longest beginning of its text that is known."""
@@ -173,6 +158,7 @@ class Checkpointed(Rerun):
 
     def advance(self, i: int, text: Sequence[int], end: int) -> None:
         """Feed the text of a row up to there; where a block ends, the states are put aside."""
-        self.step(i, list(text[self.lengths[i] : end]))
-        if not end % self.size:
+        if end > self.lengths[i]:
+            self.step(i, list(text[self.lengths[i] : end]))
+        if end and not end % self.size:
             self.known.setdefault(tuple(text[:end]), own_copy(self.caches[i]))

@@ -58,11 +58,11 @@ fault("K62-states-of-before-the-round", "cache/missing-entry", f"{LLAMA_CPP}/pul
 fault("K63-convolution-one-behind", "cache/missing-entry", f"{VLLM}/issues/39273").plant(
     "After a rejection the inputs of the convolution lack the last accepted token",
     states("rerun checkpointed"),
-    apart(lambda self, i, kept: self.after_first(i, kept - 1)),
+    apart(lambda self, i, kept: self.after_first(i, max(1, kept - 1))),
 )
 
 
-@states("rerun", "checkpointed", cache_states=("empty", "chunked"))
+@states("rerun", cache_states=("chunked",))
 @fault("K64-prompt-like-a-block", "cache/missing-entry", f"{VLLM}/issues/53051")
 class PromptLikeABlock(Rerun):
     """A piece of a prompt that is as long as a block of drafts is taken for one, and its states are not kept."""
@@ -80,10 +80,10 @@ class PromptLikeABlock(Rerun):
 class StepWithoutDrafts(Rerun):
     """A step without drafts reads the states after the first token of the step before, without its accepted drafts."""
 
-    def feed(self, i: int, block: list[int]) -> torch.Tensor:
-        if i in self.round and not self.drafting[i]:
+    def before_drafts(self, i: int) -> None:
+        if i in self.tokens and not self.budget(i):
             self.caches[i] = self.after_first(i, 1)
-        return super().feed(i, block)
+        super().before_drafts(i)
 
 
 @states("rerun", "checkpointed", rows=2)
@@ -93,7 +93,7 @@ class StatesOfAnotherRow(Rerun):
 
     def restore(self, i: int, kept: int) -> None:
         other = self.active[(self.active.index(i) + 1) % len(self.active)]
-        self.caches[i] = self.after_first(other, min(kept, len(self.round[other].tokens)))
+        self.caches[i] = self.after_first(other, min(kept, len(self.tokens[other])))
 
 
 @states("checkpointed", rows=2)
@@ -101,9 +101,9 @@ class StatesOfAnotherRow(Rerun):
 class AsideAtEndOfStep(Checkpointed):
     """States that are put aside for the end of a block are those at the end of the step, which goes on behind it."""
 
-    def prefill(self, i: int, piece: list[int]) -> None:
+    def read_prompt(self, i: int) -> None:
         before = set(self.known)
-        super().prefill(i, piece)
+        super().read_prompt(i)
         for text in set(self.known) - before:
             self.known[text] = own_copy(self.caches[i])
 

@@ -233,6 +233,7 @@ class ResetInsteadOfRollback:
 
 
 @planted("restored", families=("recurrent",), no_edit=OTHER_MODEL)
+@planted("replayed", families=("convolution",), no_edit=OTHER_MODEL)
 @fault("K13-trim-without-effect", "cache/stale-entry", "ml-explore/mlx-lm#1109")
 class TrimWithoutEffect(Restored):
     """A state that cannot be trimmed is trimmed, without effect."""

@@ -179,7 +179,7 @@ def _cache_states(result: Audit) -> dict[str, int | str]:
     counts = result.tally.places(lambda one: one.claimed and not one.declined)
     states: dict[str, int | str] = {}
     for state in CACHE_STATES:
-        idle = state == "wrapped" and not any(FAMILY[name].window for name in result.families)
+        idle = state == "wrapped" and not any(FAMILY[name].layer_types for name in result.families)
         states[state] = "not applicable" if idle else counts["cache_state", state]
         if state not in result.decoder.cache_states:
             states[state] = "not taken"
