@@ -25,8 +25,8 @@ class Context:
     """The deviations of one query, the writes that explain the rest, and the ``offset`` of all positions.
 
     ``sees_from`` is the first position that it is to see. ``displaced``: where it sees one slot without a token and not
-    itself, these two; its entry or the mask is displaced. ``lower`` is what the lower layer sees, where that is not what
-    the upper does: all deviations are here, too.
+    itself, these two; its entry or the mask is displaced. ``lower`` is the view of the lower layer, where that differs
+    from the upper one's: all deviations are here, too, and it alone has any where the ``upper_right`` one has none.
     """
 
     deviations: tuple[Deviation, ...]
@@ -36,18 +36,20 @@ class Context:
     displaced: tuple[int, int] | None = None
     sees_from: int = 0
     lower: Context | None = None
+    upper_right: bool = False
 
     @property
     def blamed(self) -> Context:
         """The context to be shown: that of the lower layer, where it alone is wrong."""
-        return self.lower if self.lower and self.deviations == self.lower.deviations else self
+        return self.lower if self.lower and self.upper_right else self
 
     def with_lower(self, lower: Context) -> Context:
         """This context of the upper layer, and what else the lower one sees wrongly."""
         own = {_what(deviation) for deviation in self.deviations}
         more = tuple(deviation for deviation in lower.deviations if _what(deviation) not in own)
         follow = (*self.follow, *(write for write in lower.follow if write not in self.follow))
-        return replace(self, deviations=(*self.deviations, *more), follow=follow, lower=lower)
+        alone = not self.deviations and bool(more)
+        return replace(self, deviations=(*self.deviations, *more), follow=follow, lower=lower, upper_right=alone)
 
 
 def _what(deviation: Deviation) -> tuple[object, ...]:

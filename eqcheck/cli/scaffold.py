@@ -24,7 +24,8 @@ import eqcheck
     # The sides on which your engine pads rows of unequal length: "left", "right" or both. Each one named is tested.
     padding_sides=("left",),
     # How the models that your engine serves see positions: "rotary" (Llama, Qwen), "learned" (GPT-2), "mask-order"
-    # (OPT, Bloom), "slot-distance" (MPT), "window" (Mistral, Gemma), "recurrent" (Mamba).
+    # (OPT, Bloom), "slot-distance" (MPT), "window" (Mistral, Gemma), "recurrent" (Mamba), "hybrid-window" (Gemma 3,
+    # gpt-oss), "convolution" (Mamba and gated delta nets, whose convolution has a state beside the recurrent one).
     families=("rotary", "learned"),
     # What your engine needs of every request, such as "equal-lengths", "one-eos" or "batch-1".
     requires=(),

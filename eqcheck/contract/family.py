@@ -140,8 +140,8 @@ def asked_by(name: str) -> tuple[str, ...]:
 
     One mask does not serve a model with a window in some of its layers only, as `rotary` ones are served.
 
-    >>> asked_by("rotary@llama"), asked_by("rotary@gemma2"), asked_by("rotary@window")
-    (('rotary',), ('rotary', 'window'), ('rotary', 'window'))
+    >>> asked_by("rotary@llama"), asked_by("rotary@gemma2"), asked_by("hybrid-window")
+    (('rotary',), ('rotary', 'window'), ('hybrid-window',))
     """
     target = parsed(name)
     known = TARGETS.get(target.architecture) if target else None
