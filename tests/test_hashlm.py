@@ -502,6 +502,8 @@ def test_right_decoders_are_right_with_such_a_pad() -> None:
     case = Case(prompts=((5, 7, 9), (3,), (60, 2)), max_new_tokens=6, num_draft_tokens=3, accepts=((2,), (0, 3)))
     outside = replace(case, pad_token_id=case.vocab_size)
     for name, decoder in known_good().items():
+        if "rotary" not in decoder.families:
+            continue
         assert run(decoder, outside).outputs == run(decoder, case).outputs == run(decoder, case).truth.rows, name
     assert Case.from_dict(outside.to_dict()) == outside
 

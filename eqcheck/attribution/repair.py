@@ -75,7 +75,7 @@ class Item(NamedTuple):
 
 
 class _Sight(NamedTuple):
-    """What the queries of a row see when repaired: ``held`` by slot, ``items`` by query, and their places as arrays."""
+    """The repaired contexts of a row's queries: ``held`` by slot, ``items`` by query, and their places as arrays."""
 
     held: list[tuple[Label, Write]]
     items: list[list[Item]]

@@ -117,6 +117,9 @@ class _Scene:
         self._wrong = {verdict.row: verdict.first for verdict in run.verdicts if verdict.first is not None}
         asserted = explanation if explanation and explanation.component != "unattributed" else None
         self._blamed = self._query_of(asserted) if asserted else None
+        self.lower = self._lower_alone()
+        if self.lower:
+            self.family, self._stored = self.family.lower, [np.zeros_like(digests) for digests in self._stored]
         self._fed_with: int | None = None  # by how much the row's positions are shifted, where the blamed one is wrong
         if asserted and asserted.query and asserted.kind == "query-position":
             right = asserted.deviations[0].expected
@@ -136,6 +139,14 @@ class _Scene:
         if (label.request, label.position, label.what) != (row, q.logical_position, "token"):
             self.labels.take(at, row, q.logical_position)
         return at
+
+    def _lower_alone(self) -> bool:
+        """Whether the lower layer alone is at fault, which is then the one to be drawn."""
+        if self._blamed is None or not self.family.near:
+            return False
+        number, row, column = self._blamed
+        call, label = self.labels.calls[number], self.labels.of[self._blamed]
+        return read(call, row, column, label, self.labels, self._stored, self.family).upper_right
 
     def _answer_to(self, explanation: Explanation) -> Write | None:
         """The query of the explanation's round that answered for the first wrong token."""
@@ -169,6 +180,7 @@ class _Scene:
         )
 
     def _row(self, call: Call, row: int) -> DrawnRow:
+        call = call.lower if self.lower and call.lower else call
         named = self.at[2] if self.at is not None and self.at[:2] == (call.number, row) else None
         of = self._of[call.role]
         columns = [of.get((call.number, row, column)) for column in range(call.tokens.shape[1])]
