@@ -39,11 +39,11 @@ def by_row(found: Iterable[Round]) -> dict[int, list[tuple[int, int]]]:
     }
 
 
-# `Prefixed` feeds prompts by themselves, to share their blocks.
-@pytest.mark.parametrize(
-    "build",
-    sorted({name for name in BUILDS if "prefixed" not in name} - {"one_row", "rolled_back", "forked", "forked_rows"}),
-)
+# `Prefixed` and `Rerun` feed prompts by themselves, and `Windowed` makes a mask for each type of layer.
+OTHERS = {"one_row", "rolled_back", "forked", "forked_rows", "rerun", "checkpointed", "windowed"}
+
+
+@pytest.mark.parametrize("build", sorted({name for name in BUILDS if "prefixed" not in name} - OTHERS))
 def test_rounds_are_the_same_in_every_build(build: str) -> None:
     """Left and right padded, packed into one row, as rows of their own: a row has the same rounds."""
     assert by_row(decoded(build).rounds.every) == ROUNDS

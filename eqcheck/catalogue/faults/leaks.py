@@ -19,11 +19,10 @@ NOBODY = -1  # the row of an entry that nobody sees
 # Right in what they emit; what they keep, they keep by their build.
 KEEPING = {
     "holes": "memory/rejected-kept",
-    "per_row": "memory/finished-row-kept",
-    "forked_rows": "memory/finished-row-kept",
-    "restored": "memory/finished-row-kept",
-    "static": "memory/finished-row-kept",
-    "staged": "memory/finished-row-kept",
+    **dict.fromkeys(
+        ("per_row", "forked_rows", "restored", "replayed", "rerun", "checkpointed", "windowed", "static", "staged"),
+        "memory/finished-row-kept",
+    ),
 }
 
 
