@@ -163,7 +163,8 @@ def parameters(target: Path, draft: Path, request: Request) -> Any:
     exact = xllamacpp.ggml_type.GGML_TYPE_F32
     params = xllamacpp.CommonParams()
     params.model.path = str(target)
-    params.n_parallel, params.n_ctx, params.kv_unified = slots, slots * _SLOT_TOKENS, not many
+    params.n_parallel, params.kv_unified = slots, not many
+    params.n_ctx = max(slots, _FEW_SLOTS) * _SLOT_TOKENS
     if request.dtype == "float32":
         params.cache_type_k = params.cache_type_v = exact
         params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
