@@ -274,7 +274,7 @@ def test_equal_prompts_and_pads_like_prompts_in_chunks(prompts: tuple[tuple[int,
         for good in (with_chunks, packed_chunks):
             assert told(good, case) == ""
         for name, build in GOOD.items():
-            if "chunked" in build.cache_states:
+            if "chunked" in build.cache_states and case.family in build.families:
                 assert (name, told(build, case)) == (name, "")
 
 

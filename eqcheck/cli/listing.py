@@ -47,7 +47,8 @@ def run(options: argparse.Namespace) -> int:
         text = table(rows, heads, width)
         if text.count("\n") > len(rows) + 1:  # a line each, so that all decoders are on a screen
             more = f"all known violations, {more}"
-            short = [[*row[:-1], _short(known.get(row[0], []))] for row in rows]
+            sides = {"left, right": "both"}
+            short = [[*row[:2], sides.get(row[2], row[2]), _short(known.get(row[0], []))] for row in rows]
             served = [row[0] for row in rows if row[0].rpartition("_")[2] in DTYPES]
             text = table([row for row in short if row[0] not in served], heads, width)
             text += "\n\n" + wrapped(f"In the dtype that is served: {', '.join(served)}", width) if served else ""

@@ -75,7 +75,7 @@ def _warnings(result: Audit) -> list[str]:
     if missing and tally.run:
         said = f"no case was seen to exercise: {'; '.join(f'{n} ({CHECKPOINT.counters[n]})' for n in missing)}"
         warnings.append(Notice(said, VACUOUS))
-    warnings += [*_about_rounds(result), *losses.warnings(result.facts["due_drafts"]), *_about_contexts(result)]
+    warnings += [*_about_rounds(result), *losses.warnings(losses.due(tally.observed)), *_about_contexts(result)]
     for needed, seen, what, happened in _UNSEEN:
         if (cases := result.coverage.get(needed)) and not result.coverage.get(seen):
             warnings.append(f"{what} was not seen: the engine says of none of {many(cases, 'case')} {happened}")
