@@ -123,6 +123,12 @@ def test_nothing_is_due_where_the_draft_is_not_known() -> None:
     assert not accepted(case, outputs, {**observed, "preemptions": 1})
 
 
+@pytest.mark.parametrize("told", [[], [[]], 3, [7] * 9, [[(1, 2)]] * 4])
+def test_rounds_of_another_shape_say_nothing(told: Any) -> None:
+    case, outputs, _ = played(PagedEngine, "window", CASES[0])
+    assert not accepted(case, outputs, {"rounds": told, "accepted_of_rows": told})
+
+
 def test_wrong_cases_count_for_nothing() -> None:
     case, outputs, observed = played(PagedEngine, "window", CASES[0])
     right = judged(Judge("float32"), case, {"outputs": outputs, "observed": observed})

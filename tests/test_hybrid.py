@@ -134,13 +134,26 @@ def test_a_single_mask_serves_both_layers() -> None:
     assert torch.equal(logits(target, mask=added), right)
 
 
+def test_masks_that_transformers_makes_are_taken() -> None:
+    """It leaves out a mask that its attention does not need, and gives a dict to models with one type of layer too."""
+    target = model("hybrid-window")
+    assert torch.equal(logits(target, mask={**masks(), "full_attention": None}), logits(target))
+    assert torch.equal(logits(target, mask=dict.fromkeys(masks())), logits(target))
+    windowed = model("window")
+    assert torch.equal(logits(windowed, mask={"sliding_attention": masks()["sliding_attention"]}), logits(windowed))
+
+
 @pytest.mark.parametrize(
     ("family", "given", "expected"),
     [
-        ("hybrid-window", {"full_attention": None}, "4-D masks for sliding_attention and full_attention"),
-        ("hybrid-window", {"full_attention": TEXT, "sliding_attention": TEXT}, "4-D masks for sliding_attention"),
+        ("hybrid-window", {"full_attention": None}, "4-D masks, or None, for sliding_attention and full"),
+        (
+            "hybrid-window",
+            {"full_attention": TEXT, "sliding_attention": TEXT},
+            "4-D masks, or None, for sliding_attention",
+        ),
         ("rotary", masks(), "one mask for all layers"),
-        ("window", masks(), "one mask for all layers"),
+        ("window", {"full_attention": None}, "4-D masks, or None, for sliding_attention, got"),
         ("convolution", masks(), "one mask for all layers"),
     ],
 )

@@ -101,12 +101,17 @@ def settled(losses: Counter[str]) -> Counter[str]:
 def lost(losses: Counter[str]) -> tuple[int, int]:
     """How many draft tokens were lost in many runs, and of how many that the script lets be accepted.
 
+    Losses that may be a coincidence, so that `all_warnings` does not tell them, do not count.
+
     >>> lost(Counter({"allowed": 9, "wrong-context": 2, "policy": 3}))
     (2, 9)
+    >>> lost(Counter({"allowed": 999, "lost": 1})), lost(Counter({"head allowed": 9, "head rounds": 5}))
+    ((0, 999), (0, 9))
     """
-    counts = settled(losses)
-    heads = sum(losses[f"head {name}"] for name in HEAD_LOSSES)
-    return sum(counts[kind] for kinds in _WARNINGS.values() for kind in kinds) + heads, counts["allowed"]
+    counts, heads = settled(losses), sum(losses[f"head {name}"] for name in (*HEAD_LOSSES, "unnamed", "unclear"))
+    drafts = [sum(counts[kind] for kind in kinds) for kinds in _WARNINGS.values()]
+    told = sum(count for count in drafts if count > 1 and count * _COINCIDENCES >= counts["allowed"])
+    return told + (heads if head_warnings(losses) else 0), counts["allowed"] + losses["head allowed"]
 
 
 def draft_warnings(losses: Counter[str]) -> list[str]:

@@ -36,7 +36,8 @@ def accepted(case: EngineCase, outputs: Sequence[Sequence[int]], observed: Mappi
     cut = case.token_budget or case.kv_blocks or observed.get("preemptions")
     if case.drafting != "model" or cut or pair.built is None or any(map(_unclear, case.options)):
         return counts
-    draft, rounds = pair.built[1].function, observed.get("rounds")
+    draft = pair.built[1].function
+    rounds, by_row = (_of_rows(observed.get(name), len(outputs)) for name in ("rounds", "accepted_of_rows"))
     batch = "batch " + next((name for most, name in _ROWS if len(case.rows) <= most), "9+")
     if rounds is not None:
         for row, output in enumerate(outputs):
@@ -45,12 +46,19 @@ def accepted(case: EngineCase, outputs: Sequence[Sequence[int]], observed: Mappi
                     _count(counts, (batch, _row(row), f"position {place + 1}"), 1, int(place < seen))
         return +counts
     dues = [min(_least(draft, case, row, output, first) for first in (0, 1)) for row, output in enumerate(outputs)]
-    if by_row := observed.get("accepted_of_rows"):
+    if by_row:
         for row, (due, seen) in enumerate(zip(dues, by_row, strict=True)):
             _count(counts, (batch, _row(row)), due, min(due, seen))
     elif "accepted" in observed:
         _count(counts, (batch,), sum(dues), min(sum(dues), observed["accepted"]))
     return +counts
+
+
+def _of_rows(told: Any, rows: int) -> Any:
+    """An entry for each row, as it was told; None where it has another shape, which says nothing of drafts."""
+    fits = isinstance(told, list | tuple) and len(told) == rows
+    rounds = [one for own in told if isinstance(own, list | tuple) for one in own] if fits else []
+    return told if fits and all(isinstance(one, list | tuple) and len(one) == 3 for one in rounds) else None
 
 
 def _count(counts: Counter[str], names: tuple[str, ...], due: int, seen: int) -> None:
@@ -79,7 +87,7 @@ def _by_round(
 ) -> Iterator[tuple[int, int]]:
     """Of each round that has room for K drafts and the token behind them: the draft tokens due, and those accepted."""
     for start, _, end in rounds:
-        if start + case.num_draft_tokens < len(output):
+        if start and start + case.num_draft_tokens < len(output):
             yield _agreed(draft, case, row, output, start), end - start - 1
 
 

@@ -182,15 +182,17 @@ def integers(tensor: torch.Tensor) -> Ints:
 def masks_of(given: Any, family: Family) -> list[torch.Tensor | None]:
     """The mask of each layer. A dict has one for each type of layer, where these differ, as in models of transformers.
 
-    ``ValueError`` where a type is missing or its mask is not 4-D.
+    A type without a mask (None) sees as where no mask is given. ``ValueError`` where a type is missing or its mask is
+    not 4-D.
     """
     if not isinstance(given, Mapping):
         return [given] * hashing.LAYERS
-    types = family.layer_types if family.near else ()
-    masks = [given.get(kind) for kind in types]
-    if not masks or not all(isinstance(mask, torch.Tensor) and mask.dim() == 4 for mask in masks):
-        wanted = f"4-D masks for {' and '.join(types)}" if types else "one mask for all layers"
-        raise ValueError(f"attention_mask: expected {wanted}, got a dict of {', '.join(map(str, given))}")
+    types = family.layer_types
+    masks = [given.get(kind, given) for kind in types]
+    if not masks or not all(mask is None or (isinstance(mask, torch.Tensor) and mask.dim() == 4) for mask in masks):
+        wanted = f"4-D masks, or None, for {' and '.join(dict.fromkeys(types))}" if types else "one mask for all layers"
+        held = (f"{kind}: {list(mask.shape) if hasattr(mask, 'shape') else mask}" for kind, mask in given.items())
+        raise ValueError(f"attention_mask: expected {wanted}, got a dict of {', '.join(held)}")
     return masks
 
 
