@@ -12,11 +12,11 @@ engines differ on whether they count the last round of a row, which its end cuts
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from operator import eq
 from typing import Any
 
 from eqcheck.case.engine import EngineCase
-from eqcheck.checkpoints.dictation import agreeing
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.construction.function import Function
 
@@ -36,16 +36,18 @@ def accepted(case: EngineCase, outputs: Sequence[Sequence[int]], observed: Mappi
     cut = case.token_budget or case.kv_blocks or observed.get("preemptions")
     if case.drafting != "model" or cut or pair.built is None or any(map(_unclear, case.options)):
         return counts
-    draft = pair.built[1].function
     rounds, by_row = (_of_rows(observed.get(name), len(outputs)) for name in ("rounds", "accepted_of_rows"))
     batch = "batch " + next((name for most, name in _ROWS if len(case.rows) <= most), "9+")
+    agreed = [_agreed(pair.built[1].function, case, row, output) for row, output in enumerate(outputs)]
     if rounds is not None:
-        for row, output in enumerate(outputs):
-            for due, seen in _by_round(draft, case, row, output, rounds[row]):
-                for place in range(due):
-                    _count(counts, (batch, _row(row), f"position {place + 1}"), 1, int(place < seen))
+        for row, own in enumerate(rounds):
+            for start, _, end in own:
+                if 0 < start < len(agreed[row]) - case.num_draft_tokens:  # there is room for all and the token behind
+                    for place in range(agreed[row][start]):
+                        names = batch, _row(row), f"position {place + 1}"
+                        _count(counts, names, 1, int(place < end - start - 1))
         return +counts
-    dues = [min(_least(draft, case, row, output, first) for first in (0, 1)) for row, output in enumerate(outputs)]
+    dues = [min(_least(own, first) for first in (0, 1)) for own in agreed]
     if by_row:
         for row, (due, seen) in enumerate(zip(dues, by_row, strict=True)):
             _count(counts, (batch, _row(row)), due, min(due, seen))
@@ -76,25 +78,24 @@ def _unclear(options: Any) -> bool:
     return bool(options.temperature or options.changes_scores or options.cancel_after)
 
 
-def _agreed(draft: Function, case: EngineCase, row: int, output: Sequence[int], at: int) -> int:
-    """How many of K draft tokens after so many new ones the output goes on with."""
-    text = [*case.rows[row].prompt, *output[:at]]
-    return agreeing(draft.emitted(text[-draft.field :], case.num_draft_tokens), output[at:])
+def _agreed(draft: Function, case: EngineCase, row: int, output: Sequence[int]) -> list[int]:
+    """By number of new tokens, how many of K draft tokens after them the output goes on with.
+
+    A draft token that is right leaves the text as it is, so the draft reads the row once, and none has to be proposed.
+    """
+    prompt, k = case.rows[row].prompt, case.num_draft_tokens
+    right = map(eq, draft.choices([*prompt, *output])[len(prompt) - 1 :], output)
+    counts, run = list[int](), 0
+    for one in reversed(list(right)):
+        run = run + 1 if one else 0
+        counts.append(min(run, k))
+    return counts[::-1]
 
 
-def _by_round(
-    draft: Function, case: EngineCase, row: int, output: Sequence[int], rounds: Sequence[Sequence[Any]]
-) -> Iterator[tuple[int, int]]:
-    """Of each round that has room for K drafts and the token behind them: the draft tokens due, and those accepted."""
-    for start, _, end in rounds:
-        if start and start + case.num_draft_tokens < len(output):
-            yield _agreed(draft, case, row, output, start), end - start - 1
-
-
-def _least(draft: Function, case: EngineCase, row: int, output: Sequence[int], first: int) -> int:
+def _least(agreed: Sequence[int], first: int) -> int:
     """The draft tokens due in an output without its last round, if drafting begins after so many new tokens of it."""
     at, due, last = first, 0, 0
-    while at < len(output) - 1:
-        last = min(_agreed(draft, case, row, output, at), len(output) - at - 1)
+    while at < len(agreed) - 1:
+        last = min(agreed[at], len(agreed) - at - 1)
         at, due = at + last + 1, due + last
     return due - last
