@@ -29,6 +29,16 @@ from eqcheck.drafting.draft import ScriptedDraft
 from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.oracle.check import Oracle
 
+MAMBA: dict[str, Any] = {
+    "model_type": "mamba2",
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "state_size": 8,
+    "num_heads": 8,
+    "head_dim": 8,
+    "n_groups": 1,
+    "chunk_size": 4,
+}
 VOCAB = 64
 BATCHES = 2
 SIZES: dict[str, dict[str, Any]] = {
@@ -54,27 +64,8 @@ SIZES: dict[str, dict[str, Any]] = {
         "sliding_window": WINDOW,
         "layer_types": ["sliding_attention", "full_attention"],
     },
-    "convolution": {
-        "model_type": "mamba2",
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "state_size": 8,
-        "num_heads": 8,
-        "head_dim": 8,
-        "n_groups": 1,
-        "chunk_size": 4,
-        "conv_kernel": KERNEL,
-    },
-    "recurrent": {
-        "model_type": "mamba2",
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "state_size": 8,
-        "num_heads": 8,
-        "head_dim": 8,
-        "n_groups": 1,
-        "chunk_size": 4,
-    },
+    "convolution": {**MAMBA, "conv_kernel": KERNEL},
+    "recurrent": MAMBA,
 }
 
 
