@@ -18,6 +18,7 @@ from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.checkpoints.models import checkpoint
+from eqcheck.checkpoints.steps import Steps
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions, decoder
 from eqcheck.contract.errors import CaseError
@@ -252,3 +253,26 @@ def test_the_proposer_in_vllm_finds_each_request_and_how_far_it_is() -> None:
     assert proposer.propose([[5], [6, 7], []], [4, 4, 2], None) == [[21, 22], [12, 13], []]
     assert proposer.proposed[1] == {1: [21, 22]}
     assert proposer.proposed[0] == {2: [12, 13]}
+
+
+def test_steps_of_the_random_checkpoint_are_its_own_scores() -> None:
+    """Rows of unequal lengths grow together, and each has the scores that transformers gives it alone."""
+    model = checkpoint().models()[0]
+    texts = [[7], [1, 2, 3, 4, 5], [9, 8]]
+    steps = Steps(model, texts)
+    scores = steps.first
+    for _ in range(4):
+        for text, score in zip(texts, scores, strict=True):
+            with torch.no_grad():
+                assert torch.allclose(score, model(torch.tensor([text])).logits[0, -1], rtol=0, atol=1e-12)
+        for text, score in zip(texts, scores, strict=True):
+            text.append(int(score.argmax()))
+        scores = steps.next([text[-1] for text in texts])
+
+
+def test_rows_without_options_are_those_with_options_that_change_nothing() -> None:
+    """The short way of a built checkpoint is that of its table of scores."""
+    alone = truth("full")
+    plain, idle = EngineRow((1, 2, 3), RowOptions(8)), EngineRow((1, 2, 3), RowOptions(8, logit_bias=((250, 0.0),)))
+    assert alone.row(plain) == alone.row(idle)
+    assert alone.best_two([plain], 8) == alone.best_two([idle], 8)

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from transformers import DynamicCache
 
 from eqcheck.case.engine import EngineRow
+from eqcheck.checkpoints.steps import Steps
 from eqcheck.construction.function import CODES, VOCABULARY, Function
 from eqcheck.construction.weights import LOGITS, signs
 from eqcheck.contract.options import RowOptions
@@ -34,13 +34,14 @@ class FunctionTruth:
         table = np.zeros((CODES, VOCABULARY))  # by the token that is chosen, the scores of all
         table[np.ix_(function.tokens_out, function.tokens_out)] = signs(range(CODES)) * LOGITS @ signs(range(CODES)).T
         self.table = torch.from_numpy(table)
+        self.second = self.table.topk(2).indices[:, 1].tolist()  # by the token that is chosen
 
     def row(self, row: EngineRow, begin: Sequence[int] = ()) -> list[int]:
         """The new tokens, as they go on after ``begin``, with the EOS that ends them."""
-        read, output = self.function.reader(), list(begin)
+        read, output, changes = self.function.reader(), list(begin), row.options.changes_scores
         *_, best = map(read, [*row.prompt, *begin])
         while len(output) < row.options.max_new_tokens:
-            output.append(int(at_place(self.table[best], row, output).argmax()))
+            output.append(int(at_place(self.table[best], row, output).argmax()) if changes else best)
             if row.options.ended(output):
                 break
             best = read(output[-1])
@@ -60,6 +61,8 @@ class FunctionTruth:
         return [self._best_two(row, count) for row in rows]
 
     def _best_two(self, row: EngineRow, count: int) -> list[tuple[int, int]]:
+        if not row.options.changes_scores:
+            return [(best, self.second[best]) for best in self.function.emitted(row.prompt, count)]
         read, pairs = self.function.reader(), list[tuple[int, int]]()
         *_, chosen = map(read, row.prompt)
         while len(pairs) < count:
@@ -98,16 +101,14 @@ class ModelTruth:
         self.model = model
 
     def row(self, row: EngineRow, begin: Sequence[int] = ()) -> list[int]:
-        """The new tokens, as they go on after ``begin``, with the EOS that ends them; a cache saves time here."""
-        output, cache = list(begin), DynamicCache(config=self.model.config)
-        fed = [*row.prompt, *begin]
+        """The new tokens, as they go on after ``begin``, with the EOS that ends them."""
+        output, steps = list(begin), Steps(self.model, [[*row.prompt, *begin]])
+        scores = steps.first
         while len(output) < row.options.max_new_tokens:
-            with torch.no_grad():
-                scores = self.model(input_ids=torch.tensor([fed]), past_key_values=cache, use_cache=True).logits[0, -1:]
             output.append(int(at_place(scores[0], row, output).argmax()))
             if row.options.ended(output):
                 break
-            fed = output[-1:]
+            scores = steps.next(output[-1:])
         return output
 
     @torch.no_grad()
@@ -151,27 +152,16 @@ class ModelTruth:
             pass
         return pairs
 
-    @torch.no_grad()
     def _grown(
         self, rows: Sequence[EngineRow], count: int, choose: Callable[[torch.Tensor], torch.Tensor]
     ) -> Iterator[list[int]]:
         """The next token of each row, so many times; ``choose`` takes it from the scores ``[rows, vocabulary]``."""
-        lengths = torch.tensor([len(row.prompt) for row in rows])
-        places = torch.arange(int(lengths.max())).expand(len(rows), -1)
-        seen = (places < lengths[:, None]).long()
-        ids = torch.zeros_like(places)
-        for line, row in zip(ids, rows, strict=True):
-            line[: len(row.prompt)] = torch.tensor(row.prompt)
-        cache = DynamicCache(config=self.model.config)
-        logits = self.model(ids, attention_mask=seen, position_ids=places, past_key_values=cache).logits
-        chosen = choose(logits[torch.arange(len(rows)), lengths - 1])
-        yield chosen.tolist()
-        for step in range(count - 1):
-            seen = torch.cat([seen, torch.ones_like(seen[:, :1])], 1)
-            fed, at = chosen[:, None], (lengths + step)[:, None]
-            logits = self.model(fed, attention_mask=seen, position_ids=at, past_key_values=cache).logits
-            chosen = choose(logits[:, -1])
-            yield chosen.tolist()
+        steps = Steps(self.model, [row.prompt for row in rows])
+        chosen = choose(steps.first).tolist()
+        yield chosen
+        for _ in range(count - 1):
+            chosen = choose(steps.next(chosen)).tolist()
+            yield chosen
 
     def decides(self, row: EngineRow) -> bool:
         """Scores of random weights are never alike."""
