@@ -57,6 +57,8 @@ def shipped_dtype() -> str:
 
 def exported(folder: str) -> str:
     """The checkpoint for this version of OpenVINO, with the tokenizer that the pipeline asks for; made on first use."""
+    import zlib
+
     import openvino
 
     def export(made: Path) -> None:
@@ -73,7 +75,8 @@ def exported(folder: str) -> str:
         for name, converted in zip(("tokenizer", "detokenizer"), tokenizers, strict=True):
             openvino.save_model(converted, made / f"openvino_{name}.xml")
 
-    model = once(Path(f"{folder}-openvino"), export)
+    weights = zlib.crc32(Path(folder, "model.safetensors").read_bytes())  # other ones may be written there later
+    model = once(Path(f"{folder}-openvino-{weights:08x}"), export)
     # An older version crashes on a tokenizer of a newer one.
     return str(once(Path(f"{model}-{openvino.get_version().replace('/', '-')}"), convert))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -249,6 +250,8 @@ def test_a_script_is_handed_out_if_it_fails_and_missed_if_not(tmp_path: Path, mo
     text = Path(violation["conditions"][0]["script"]).read_text()
     assert "crash/invalid-output" in text
     assert not any("does not show it" in warning for warning in found.warnings)
+    untold = subprocess.run([sys.executable, violation["conditions"][0]["script"]], capture_output=True, text=True)
+    assert (untold.returncode, untold.stderr.split(",")[0]) == (2, "name the folders of the checkpoint 'full'")
     monkeypatch.setattr("eqcheck.lanes.checkpoint.script.inspect.getsource", lambda part: "def main():\n    pass\n")
     found = audit(registry.load(str(tmp_path / "scripted.py")), Options(cases=1))
     assert write(found, tmp_path / "report")["violations"][0]["conditions"][0]["script"] is None

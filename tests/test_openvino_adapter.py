@@ -75,8 +75,15 @@ def request(**options: Any) -> Request:
     return Request([[1, 2]], 4, 2, (), 0, "left", rows=(RowOptions(4, **options),))
 
 
+def written(folder: Path, weights: bytes = b"weights") -> str:
+    """A folder with so few weights."""
+    folder.mkdir(exist_ok=True)
+    (folder / "model.safetensors").write_bytes(weights)
+    return str(folder)
+
+
 def test_the_checkpoint_is_exported_once_and_each_version_has_its_own_tokenizer(adapter: Any, tmp_path: Path) -> None:
-    target = str(tmp_path / "target")
+    target = written(tmp_path / "target")
     first = Path(adapter.exported(target))
     assert Path(adapter.exported(target)) == first
     tokenizers = ["openvino_tokenizer.xml", "openvino_detokenizer.xml"]
@@ -88,6 +95,9 @@ def test_the_checkpoint_is_exported_once_and_each_version_has_its_own_tokenizer(
     assert (second / "openvino_model.xml").read_text() == "2026.4"
     assert (second / "openvino_tokenizer.xml").read_text() == "2025.4-releases/2025/4"
     assert (first / "openvino_tokenizer.xml").read_text() == "2026.4"
+    written(tmp_path / "target", b"other weights")
+    assert Path(adapter.exported(target)).name not in (first.name, second.name)
+    assert adapter.made == ["model", *tokenizers, *tokenizers, "model", *tokenizers]
 
 
 def test_nothing_is_left_of_an_export_that_fails(adapter: Any, tmp_path: Path) -> None:

@@ -179,11 +179,15 @@ def decoded(target: str, draft: str, request: Any) -> list[list[int]]:
     return outputs
 
 
-def main(rows: Any, settings: dict[str, Any], expected: list[list[int]]) -> None:
-    """Decode with speculation and without, show the wrong rows, and end with the exit code.
+def main(rows: Any, settings: dict[str, Any], expected: list[list[int]], kind: str = "") -> None:
+    """Decode with speculation and without, show the wrong rows, and end with the exit code: 2 where nothing was tried.
 
-    The command line may name the folders of target and draft; else the random checkpoint is built.
+    The command line names the folders of target and draft, if there is a ``kind``: that of the built checkpoint, which
+    is written before. Else the random checkpoint is made here.
     """
+    if kind and len(sys.argv) != 3:
+        print(f"name the folders of the checkpoint {kind!r}, as the first lines of {sys.argv[0]} say", file=sys.stderr)
+        sys.exit(2)
     request = request_of(rows, settings)
     folder = Path(tempfile.mkdtemp())
     try:

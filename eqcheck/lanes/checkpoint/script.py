@@ -63,7 +63,7 @@ if __name__ == "__main__":
 _OF_TOKENS = {
     "imports": "from _checkpoint import main, row",
     "more": "\n# The tokens of the target alone, for each row.\nEXPECTED = {expected}",
-    "arguments": "EXPECTED",
+    "arguments": "EXPECTED{kind}",
 }
 _OF_LAW = {
     "imports": "from _checkpoint import row\nfrom _sampling import main",
@@ -155,6 +155,8 @@ def script(decoder: Decoder, version: str, finding: Finding) -> str:
     if isinstance(case, SampledEngineCase):
         parts, facts = _OF_LAW, {"order": case.order, "most": 10 * max(150, case.crosses_after)}
     else:
+        kind = checkpoint(case.checkpoint).kind if checkpoint(case.checkpoint).built else ""
+        parts = parts | {"arguments": parts["arguments"].format(kind=f", {kind!r}" if kind else "")}
         facts = {"expected": json.dumps([truth(case.checkpoint).row(row) for row in case.rows])}
     *files, last = shared(decoder, case)
     return _FINDING.format(
