@@ -223,7 +223,7 @@ def tried(
     for number, context in enumerate(contexts):
         rounds = evidence.schedules[context.schedule]
         final = next(n for n, turns in enumerate(rounds) for t in turns if t.row == row and t.start <= at < t.end)
-        for program in programs(evidence, context, final):
+        for program in programs(evidence, context, final, row):
             if first in program.queries:
                 screened.append(program.needed({first}))
                 owners.append(number)

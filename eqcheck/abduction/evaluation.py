@@ -7,6 +7,7 @@ the query's own, a slot of zeros.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
@@ -25,11 +26,12 @@ _UNSEEN = -1e9
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def logits(function: Function) -> Array:
-    """By code, the scores ``[codes, vocabulary]`` of the next token."""
+@cache
+def logits(function: Function) -> torch.Tensor:
+    """By code, the scores ``[codes, vocabulary]`` of the next token; made once for a function."""
     table = np.zeros((CODES, VOCABULARY))
     table[:, list(function.tokens_out)] = signs(range(CODES)) * LOGITS @ signs(range(CODES)).T
-    return table
+    return torch.from_numpy(table)
 
 
 def evaluated(function: Function, programs: Sequence[Program]) -> list[Answers]:
@@ -37,7 +39,13 @@ def evaluated(function: Function, programs: Sequence[Program]) -> list[Answers]:
     asked = [program for program in programs if program.queries]
     right = [program for program in asked if program.right]
     known = dict(zip(map(id, right), _exact(function, right), strict=True))
-    known |= {id(one): _Evaluation(function, one).answers() for one in asked if id(one) not in known}
+    alike: dict[bytes, Answers] = {}  # many edits come to the same where they are asked
+    for program in asked:
+        if id(program) not in known:
+            key = pickle.dumps(program)
+            if key not in alike:
+                alike[key] = _Evaluation(function, program).answers()
+            known[id(program)] = alike[key]
     return [known.get(id(program), {}) for program in programs]
 
 
@@ -74,7 +82,7 @@ def _exact(function: Function, programs: Sequence[Program]) -> list[Answers]:
             read ^= np.array(joined, int)  # of no entry there is no dtype
         codes = read
     codes ^= np.isin(tokens, list(function.flagged))
-    table = torch.from_numpy(logits(function))
+    table = logits(function)
     return [
         {key: table[codes[begin + entry]] for key, entry in program.queries.items()}
         for begin, program in zip(begins, programs, strict=True)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from eqcheck.abduction.drafts import allowed
 from eqcheck.abduction.evidence import LEAST_CHANCE, Evidence, scoring
 from eqcheck.abduction.hypotheses import Explained, Hypothesis, explained
-from eqcheck.abduction.outputs import EDITS, Predicted
+from eqcheck.abduction.outputs import EDITS, Predicted, right_tokens
 from eqcheck.abduction.program import Round, Turn
 from eqcheck.case.engine import VOCAB_SIZE, EngineRow
 from eqcheck.checkpoints.dictation import agreeing
@@ -116,7 +116,7 @@ def _loose(evidence: Evidence, name: str) -> Iterator[tuple[str, list[object]]]:
 
 def _any(evidence: Evidence, name: str, values: list[object]) -> tuple[Predicted, int]:
     """The tokens there that any of the values, or a row's own, chooses, and how many outputs that allows."""
-    predicted, choices = _chosen(evidence, evidence.case.rows), 1
+    predicted, choices = right_tokens(evidence), 1
     for row, asked in enumerate(evidence.case.rows):
         output = evidence.outputs[row]
         several = [row_with(asked, **{name: value}) for value in values]
@@ -129,11 +129,15 @@ def _any(evidence: Evidence, name: str, values: list[object]) -> tuple[Predicted
 
 
 def _chosen(evidence: Evidence, rows: Sequence[EngineRow | AskedRow], prompted: bool = False) -> Predicted:
-    return {
-        (row, index): evidence.chosen(row, index, rows[row], [*rows[row].prompt * prompted, *output[:index]])
-        for row, output in enumerate(evidence.outputs)
-        for index in range(len(output))
-    }
+    """The tokens that these rows' options choose, in each row up to the first that is not there."""
+    chosen = {}
+    for row, output in enumerate(evidence.outputs):
+        for index, token in enumerate(output):
+            before = [*rows[row].prompt * prompted, *output[:index]]
+            chosen[row, index] = evidence.chosen(row, index, rows[row], before)
+            if chosen[row, index] != token:
+                break
+    return chosen
 
 
 @lru_cache(maxsize=1024)
@@ -258,13 +262,16 @@ def _beside(evidence: Evidence, rounds: Sequence[Round], shift: int) -> Predicte
 
 
 def _placed(evidence: Evidence, rounds: Sequence[Round], misplaced: Misplaced) -> Predicted:
-    chosen, behind = {}, dict[int, TokenPlace]()
+    """The tokens chosen with such options, in each row up to the first that is not there."""
+    chosen, behind, left = {}, dict[int, TokenPlace](), set[int]()
     turns = (turn for turns in rounds for turn in turns)
     for turn in turns if rounds is not _AS_TAKEN else _checked(evidence, misplaced, behind):
         place = _begun(evidence, turn, behind.get(turn.row))
         for index in range(place.start, place.start + turn.end - turn.start):
             place = replace(place, index=index)
-            chosen[turn.row, index] = evidence.chosen(turn.row, index, *misplaced(place))
+            if turn.row not in left:
+                chosen[turn.row, index] = evidence.chosen(turn.row, index, *misplaced(place))
+                left |= {turn.row} if chosen[turn.row, index] != place.output[index] else set()
         behind[turn.row] = place
     return chosen
 

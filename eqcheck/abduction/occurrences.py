@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations
@@ -11,8 +11,8 @@ from typing import Any
 from eqcheck.abduction.blocks import ALWAYS
 from eqcheck.abduction.contexts import CONTEXTS
 from eqcheck.abduction.evidence import Evidence
-from eqcheck.abduction.program import Program, recomputed, restricted
-from eqcheck.abduction.simulation import ContextEdit, EditedContext, Simulation
+from eqcheck.abduction.program import Program, Round, recomputed, restricted
+from eqcheck.abduction.simulation import RIGHT, ContextEdit, EditedContext, Simulation
 from eqcheck.checkpoints.dictation import agreeing
 from eqcheck.construction.function import Function
 
@@ -158,21 +158,28 @@ def _once(name: str, of: int, amount: int = 0, first: int = 0, last: int = ALWAY
     return EditedContext(edit=edit, parameters=parameters, when=when, once=True, **tried)
 
 
-def programs(evidence: Evidence, context: EditedContext, final: int) -> list[Program]:
-    """The programs of all calls up to the round ``final``, in one context."""
+def programs(evidence: Evidence, context: EditedContext, final: int, row: int | None = None) -> list[Program]:
+    """The programs of all calls up to the round ``final``, in one context; of one row, if only that is asked for."""
     rounds, edit = evidence.schedules[context.schedule], context.edit
     if context.style in ("recomputed", "expanded"):
         texts, prompts, expanded = evidence.texts, evidence.prompts, context.style == "expanded"
         return recomputed(texts, prompts, edit.anew, context.amount, rounds[: final + 1], expanded)
-    final = len(rounds) if edit.change.end else final  # what it ends with may concern any round
-    program = Simulation(evidence, context, rounds[: final + 1]).program
+    final = final if edit.change.end is RIGHT.end else len(rounds)  # what it ends with may concern any round
+    # Rows with caches of their own do not meet, but where an edit makes them, or pads a block for the longest one.
+    alone = row if context.style == "separate" and edit.kind != "wrong-row" and not edit.change.pads_after else None
+    program = Simulation(evidence, context, _of_row(rounds[: final + 1], alone)).program
     if not context.parts:
         return [program]
-    return [restricted(_right(evidence, context.style, context.schedule, final), program, context.parts)]
+    return [restricted(_right(evidence, context.style, context.schedule, final, alone), program, context.parts)]
+
+
+def _of_row(rounds: Sequence[Round], row: int | None) -> Sequence[Round]:
+    """The rounds, with the turns of one row only; a round without it is empty."""
+    return rounds if row is None else [tuple(turn for turn in turns if turn.row == row) for turns in rounds]
 
 
 @lru_cache(maxsize=64)  # the rounds of a row
-def _right(evidence: Evidence, style: str, schedule: str, final: int) -> Program:
+def _right(evidence: Evidence, style: str, schedule: str, final: int, row: int | None) -> Program:
     """The program of an engine without a fault."""
     context = EditedContext(edit=ContextEdit("", "", ""), style=style, schedule=schedule)
-    return Simulation(evidence, context, evidence.schedules[schedule][: final + 1]).program
+    return Simulation(evidence, context, _of_row(evidence.schedules[schedule][: final + 1], row)).program

@@ -124,13 +124,13 @@ def emitted(evidence: Evidence) -> Iterator[Explained]:
         yield from _lengthened(evidence, row)
 
 
-def _right(evidence: Evidence) -> Predicted:
+def right_tokens(evidence: Evidence) -> Predicted:
     return {(row, n): token for row, expected in enumerate(evidence.expected) for n, token in enumerate(expected)}
 
 
 def _exchanged(evidence: Evidence) -> Explained | None:
     """Every wrong row holds exactly what the model alone emits for another one."""
-    predicted, wrong = _right(evidence), set(evidence.wrong_rows)
+    predicted, wrong = right_tokens(evidence), set(evidence.wrong_rows)
     pairs = [
         (row, other)
         for row in evidence.wrong_rows
@@ -161,7 +161,7 @@ def _first_tokens(evidence: Evidence) -> Iterator[Explained]:
     ):
         first = {row: evidence.outputs[row][0] for row in wrong}
         fit = {row for row in wrong if first[row] in {evidence.expected[n][0] for n in sources[row] & {*rows}}}
-        predicted = _right(evidence) | {(row, 0): first[row] for row in fit}
+        predicted = right_tokens(evidence) | {(row, 0): first[row] for row in fit}
         finding = explained(evidence, returned(edit, once=True), predicted)
         yield finding.times(prod(len(sources[row]) for row in fit)).times(_selections(evidence, fit))
 
@@ -173,7 +173,7 @@ def _selections(evidence: Evidence, rows: set[int]) -> int:
 
 def _unverified(evidence: Evidence) -> Explained:
     """In some rounds draft tokens are emitted before the target has seen them; its predictions come as many later."""
-    predicted, rows, choices = _right(evidence), set(), 1
+    predicted, rows, choices = right_tokens(evidence), set(), 1
     for row in evidence.wrong_rows:
         output, index = evidence.outputs[row], 0
         while index < len(output):
@@ -234,7 +234,7 @@ def _continued(
     program = plain_row(row, text + rest, start)
     begin = len(text) - start
     program.queries = {(row, n + shift): entry for (_, n), entry in program.queries.items() if n >= begin}
-    predicted = _right(evidence) | predictions(evidence, answers(evidence.target, [program]))
+    predicted = right_tokens(evidence) | predictions(evidence, answers(evidence.target, [program]))
     repeated = evidence.outputs[row][begin : begin + max(0, shift)]
     predicted |= {(row, n): token for n, token in enumerate(repeated, begin)}
     return explained(evidence, hypothesis, predicted)

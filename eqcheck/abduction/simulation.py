@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import compress
 
 from eqcheck.abduction.blocks import ALWAYS, GONE, PAD_SLOT, FedBlock, HeldToken, Rollback, RowView
@@ -39,7 +40,7 @@ class Change:
     """The faulty parts of an engine. The defaults are right."""
 
     # before the first round
-    start: Callable[[Simulation], None] | None = None
+    start: Callable[[Simulation], None] = lambda sim: None
     # what is fed, where, and at which positions: by rank in the block, that of pads is below 0
     again: bool = False  # the last cached token is fed again
     pads_after: bool = False  # pads that follow a short block are seen
@@ -69,8 +70,8 @@ class Change:
     new_pads: bool = False  # pads that realigning adds are seen
     torn: str = ""  # what realigning leaves where it was, see `Program`
     # after a round, and after the last
-    after: Callable[[Simulation], None] | None = None
-    end: Callable[[Simulation], None] | None = None
+    after: Callable[[Simulation], None] = lambda sim: None
+    end: Callable[[Simulation], None] = lambda sim: None
 
 
 RIGHT = Change()
@@ -141,16 +142,14 @@ class Simulation:
         change = context.edit.change
         self.program = Program(torn=change.torn, near={layer: [] for layer in evidence.windows})
         self.places: list[int] = []  # by entry, its place in its row: windows are counted in these, not in positions
-        if change.start:
-            change.start(self)
+        change.start(self)
         for self.number, turns in enumerate(rounds):
             before, self.began = list(self.lengths), list(self.states)
             self._feed(turns)
             going = [turn.row for turn in turns if turn.end < len(evidence.texts[turn.row])]
             if going:
                 self._keep(turns, going, before)
-        if change.end:
-            change.end(self)
+        change.end(self)
 
     def change(self, row: int | None = None) -> Change:
         """The change in this round, of a row or of the batch."""
@@ -169,7 +168,7 @@ class Simulation:
 
     def _feed(self, turns: Round) -> None:
         self.blocks = {turn.row: self._block(turn) for turn in turns}
-        width = max(len(block.tokens) for block in self.blocks.values())
+        width = max((len(block.tokens) for block in self.blocks.values()), default=0)
         for block in self.blocks.values():
             self._write(block, width)
         for row, block in self.blocks.items():
@@ -233,6 +232,7 @@ class Simulation:
         held = self.held[cache]
         seen = [column if self.visible(cache, slot) else None for slot, column in enumerate(held)]
         view = change.view(self, block, RowView(self.slots[cache], held, seen, block.begin))
+        places = [self.places[one] if one >= 0 else ALWAYS for one, _ in program.columns] if program.near else []
         for query in range(view.begin, len(view.slots)):
             visible = [column for column in view.seen[: query + 1] if column is not None]
             visible = [*change.query(self, row, view, query, visible), *after]
@@ -240,25 +240,26 @@ class Simulation:
             if not visible and change.blind:
                 program.blind[entry] = list(view.held)
             program.sees[entry] = visible or ([] if change.blind else [self.program.blank()])
-            self._see_near(block, entry, visible)
+            self._see_near(block, entry, visible, places)
         for pad in after:
             program.sees[program.entry(pad)] = [*(column for column in view.seen if column is not None), *after]
-            self._see_near(block, program.entry(pad), program.sees[program.entry(pad)])
+            self._see_near(block, program.entry(pad), program.sees[program.entry(pad)], places)
         first = turn.start - len(self.evidence.prompts[row])
         newest = len(view.slots) - len(turn.drafts) - 1
         for offset in range(turn.end - turn.start):
             program.queries[row, first + offset] = program.entry(view.held[newest + offset])
 
-    def _see_near(self, block: FedBlock, entry: int, visible: Sequence[int]) -> None:
+    def _see_near(self, block: FedBlock, entry: int, visible: Sequence[int], by_column: Sequence[int]) -> None:
         """Write down what a query sees in each layer of a target with windows."""
         change, program, at = self.change(block.turn.row), self.program, self.places[entry]
+        places = [by_column[column] for column in visible] if program.near else []
+        inside = cache(lambda least: list(compress(visible, map(least.__le__, places))))  # layers share windows
         for layer, window in self.evidence.windows.items():
             least = change.least(self, block, at, layer) if change.least else at - window + 1 if window else 0
-            places = [self.places[one] if one >= 0 else ALWAYS for one in map(program.entry, visible)]
-            seen = [place >= least for place in places]
+            program.near[layer][entry] = inside(least)
             if window and change.near:
-                seen = [change.near(self, at, place, inside) for place, inside in zip(places, seen, strict=True)]
-            program.near[layer][entry] = list(compress(visible, seen))
+                seen = (change.near(self, at, place, place >= least) for place in places)
+                program.near[layer][entry] = list(compress(visible, seen))
 
     # The tokens that are kept after it.
 
@@ -280,8 +281,7 @@ class Simulation:
             self.drift[row] += change.drift(back)
         if self.style != "separate":
             self._move(list(lengths), going)
-        if after := self.change().after:
-            after(self)
+        self.change().after(self)
         assert all(self.lengths[row] < len(self.evidence.texts[row]) for row in going)
 
     def twice(self, entry: int, follows: int) -> int:

@@ -196,6 +196,8 @@ class AskedRow(NamedTuple):
 
 def at_place(scores: torch.Tensor, row: EngineRow | AskedRow, before: Sequence[int]) -> torch.Tensor:
     """The scores ``[vocabulary]`` after the row's options, where these tokens have been emitted before."""
+    if not row.options.changes_scores:
+        return scores
     return penalised(scores[None], row.options, row.prompt, before, len(before))[0]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from sys import float_info
 from typing import Annotated, Any, ClassVar
 
@@ -117,7 +118,7 @@ class RowOptions:
             object.__setattr__(self, "logit_bias", tuple(self.logit_bias.items()))
         check(self, (_bounds,), UsageError)
 
-    @property
+    @cached_property
     def changes_scores(self) -> bool:
         """Whether an option changes the scores of tokens before the best is chosen."""
         own = any(getattr(self, name) != off for name, off in SCORING.items() if name != "min_new_tokens")

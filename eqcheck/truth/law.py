@@ -45,11 +45,13 @@ def penalised(
         scores[:, token] += bias
     for number, score in enumerate(scores, start):
         before = list(output[:number])
-        seen, new = sorted({*prompt, *before}), sorted(set(before))
-        penalty = options.repetition_penalty
-        score[seen] = torch.where(score[seen] > 0, score[seen] / penalty, score[seen] * penalty)
-        counts = torch.tensor([before.count(token) for token in new], dtype=score.dtype)
-        score[new] -= options.presence_penalty + options.frequency_penalty * counts
+        if (penalty := options.repetition_penalty) != 1:
+            seen = sorted({*prompt, *before})
+            score[seen] = torch.where(score[seen] > 0, score[seen] / penalty, score[seen] * penalty)
+        if options.presence_penalty or options.frequency_penalty:
+            new = sorted(set(before))
+            counts = torch.tensor([before.count(token) for token in new], dtype=score.dtype)
+            score[new] -= options.presence_penalty + options.frequency_penalty * counts
         forbidden = [word[-1] for word in options.bad_words if before[number - len(word) + 1 :] == list(word[:-1])]
         if number < options.min_new_tokens:
             forbidden += options.eos_token_ids
