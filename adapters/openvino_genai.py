@@ -16,6 +16,7 @@ from typing import Any
 
 import eqcheck
 from eqcheck.contract.decoders import Request, RowOptions
+from eqcheck.contract.grammars import spelled_rules
 
 _PIPELINES = 4  # kept at a time
 _SPECIAL = 255  # of the tokenizers of checkpoints
@@ -115,11 +116,15 @@ def generation_config(row: "RowOptions", request: "Request") -> Any:
     config.repetition_penalty = row.repetition_penalty
     config.presence_penalty = row.presence_penalty
     config.ignore_eos = not row.eos_token_ids
-    config.eos_token_id = row.eos_token_ids[0] if row.eos_token_ids else 0
-    config.stop_token_ids = set(row.eos_token_ids) or {0}
+    # There has to be one. It does not count in a grammar, even where it ends no row: so none is taken that is emitted.
+    eos = row.eos_token_ids or (256 if row.grammar else 0,)
+    config.eos_token_id, config.stop_token_ids = eos[0], set(eos)
     # The texts of the converted tokenizer have spaces between tokens.
     config.stop_strings = {" ".join(f"[{token}]" for token in stop) for stop in row.stop_sequences}
     config.include_stop_str_in_output = True
+    if row.grammar:
+        rules = spelled_rules(row, before=" ")  # the spaces between tokens
+        config.structured_output_config = openvino_genai.StructuredOutputConfig(grammar=rules)
     if row.eos_token_ids:  # a minimum holds back whatever is an EOS, also where EOS are ignored
         config.min_new_tokens = row.min_new_tokens
     if request.drafting != "none":
@@ -168,7 +173,7 @@ def decode(pipeline: Any, request: "Request", observed: dict[str, Any] | None = 
 class Pipelines:
     """OpenVINO GenAI, one pipeline for each setting."""
 
-    script = (prepare, start, exported, once, generation_config, ended, decode)
+    script = (prepare, start, exported, once, spelled_rules, generation_config, ended, decode)
     requirements = "openvino-genai, optimum-intel[openvino], torch"
 
     def open(self) -> None:
@@ -234,6 +239,7 @@ _CLAIMS: dict[str, Any] = {
         "min-new-tokens",
         "repetition-penalty",
         "presence-penalty",
+        "grammar",
         "many-rows",
         "arrivals",
         "token-budget",

@@ -117,3 +117,32 @@ def rules(row: Any, by_text: bool = False) -> str:
         said = f"({texts}) s{after if ids else state}" if ids or by_text else '""'
         alternatives.setdefault(state, []).extend([said] if texts else [])
     return "\n".join(["root ::= s0", *(f"s{state} ::= {' | '.join(each)}" for state, each in alternatives.items())])
+
+
+def spelled_rules(row: Any, before: str = "") -> str:
+    """The same grammar by text, a letter at a time, with ``before`` each text: no two alternatives begin alike.
+
+    Of alternatives that begin alike, some versions of xgrammar allow others as well
+    (https://github.com/mlc-ai/xgrammar/issues/618).
+
+    >>> from types import SimpleNamespace
+    >>> row = SimpleNamespace(eos_token_ids=(9,), grammar=((0, (14, 15), 1), (1, (6, 9), 0), (1, (), 1)))
+    >>> print(spelled_rules(row))
+    root ::= s0
+    s0 ::= "[" ("1" ("4" ("]" s1) | "5" ("]" s1)))
+    s1 ::= "[" ("6" ("]" s0) | "9" ("]" s1))
+    """
+
+    def spelled(texts: dict[str, int]) -> str:
+        begun: dict[str, dict[str, int]] = {}
+        for text, after in texts.items():
+            begun.setdefault(text[0], {})[text[1:]] = after
+        alike = [(letter, f"s{rest['']}" if "" in rest else f"({spelled(rest)})") for letter, rest in begun.items()]
+        return " | ".join(f'"{letter}" {rest}' for letter, rest in alike)
+
+    states: dict[int, dict[str, int]] = {}
+    for state, ids, after in row.grammar:
+        named = [token for token in ids if token not in row.eos_token_ids] if ids else row.eos_token_ids
+        leads = dict.fromkeys((f"{before}[{token}]" for token in named), after if ids else state)
+        states.setdefault(state, {}).update(leads)
+    return "\n".join(["root ::= s0", *(f"s{state} ::= {spelled(texts)}" for state, texts in states.items())])
