@@ -24,9 +24,11 @@ from eqcheck.contract.errors import UsageError
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.checkpoint.outcome import judged
 from eqcheck.report import load
+from eqcheck.report.content import Content
 from eqcheck.report.schema import SCHEMA, schema, to_builtins
 from eqcheck.report.terminal import summary
 from eqcheck.result.findings import Audit, Finding, Options
+from eqcheck.result.outcome import Outcome
 
 ROOT = Path(__file__).parents[1]
 REPORTS = sorted((ROOT / "reports").rglob("report.json"))
@@ -156,3 +158,19 @@ def test_a_law_is_no_case_and_no_reader_sees_no_failing_case_without_a_word(of_l
     texts = summary([report], ["."]), (tmp_path / "report.md").read_text(), (tmp_path / "report.html").read_text()
     assert ["by itself" in text for text in texts] == [of_law] * 3
     assert ["all sampled tokens" in text.lower() for text in texts] == [of_law] * 3
+
+
+def test_a_report_counts_pairs_of_options_at_work_in_one_case(tmp_path: Path) -> None:
+    case, drawn = EngineCase((EngineRow((1,), RowOptions(1)),)), []
+    for counters in ({"grammar", "logit_bias", "several_rows"}, {"grammar", "logit_bias"}, {"grammar", "late_rows"}):
+        drawn.append(Outcome(case, "equivalent", coverage=frozenset(counters)))
+    result = audit(made(right), Options(cases=1))
+    result.outcomes, result.lane = drawn, "checkpoint"
+    assert result.tally.pairs == {"logit_bias grammar": 2, "grammar late_rows": 1}
+    assert (result.tally + result.tally).pairs["grammar late_rows"] == 2
+    written = write(result, tmp_path)
+    assert written["pairs"] == {"grammar late_rows": 1, "logit_bias grammar": 2}
+    table = Content(load(tmp_path)).pairs()
+    heads, _, *rows = [line.split() for line in table.splitlines()]
+    assert heads == ["logit_bias", "grammar"]
+    assert rows == [["grammar", "2"], ["late_rows", "0", "1"]]

@@ -79,6 +79,7 @@ class Counts:
     failing: int
     slots: dict[str, int] = field(default_factory=dict)
     served: dict[str, int] = field(default_factory=dict)
+    pairs: dict[str, int] = field(default_factory=dict)
     near_ties: tuple[NearTie, ...] = ()
 
 
@@ -178,7 +179,9 @@ def finding_of(seen: OutcomeRecord, rest: Mapping[str, Any]) -> Finding:
 def tally_of(counts: Counts) -> Tally:
     """The tally that was written as data."""
     given = {one.name: getattr(counts, one.name) for one in fields(Tally)}
-    given |= {name: Counter(given[name]) for name in ("coverage", "losses", "observed", "lucky", "slots", "served")}
+    given |= {
+        name: Counter(given[name]) for name in ("coverage", "losses", "observed", "lucky", "slots", "served", "pairs")
+    }
     return Tally(**{**given, "alike": Counter(dict(counts.alike)), "fingerprints": set(counts.fingerprints)})
 
 

@@ -114,6 +114,7 @@ def report_of(audit: Audit, folder: Path) -> Report:
         acceptance=facts.get("acceptance"),
         dictated_rounds=facts.get("dictated_rounds", {}),
         due_drafts=facts.get("due_drafts", {}),
+        pairs=dict(sorted(tally.pairs.items())),
         ties=tally.ties,
         near_ties=tally.near_ties,
         laws=sum(finding.explanation.of_law for finding in audit.violations),

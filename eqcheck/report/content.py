@@ -14,6 +14,7 @@ from eqcheck.lanes.about import About, about
 from eqcheck.report.schema import Report, ReportedViolation
 from eqcheck.result.declining import summary
 from eqcheck.result.findings import STANDINGS
+from eqcheck.result.tally import PAIRED
 
 UNCLAIMED_NOTE = "In brackets: families the decoder does not claim; what is found there is a discovery, no violation."
 _OF_COMPLETIONS = ("finish_reason", "usage", "logprobs", "prompt_logprobs", "to_cancel", "cancelled")
@@ -142,6 +143,18 @@ class Content:
         kinds = dict.fromkeys(kind for kind, _ in cells)
         rows = [[kind, *(cells.get((kind, drafter), "-") for drafter in drafters)] for kind in kinds]
         return table(rows, ["checkpoint", *drafters], width, tablefmt=tablefmt)
+
+    def pairs(self, tablefmt: str = "simple", width: int = WHOLE) -> str:
+        """Options by options, the cases in which both were at work; empty where there are none."""
+        names = [name for name in PAIRED if self.r.coverage.get(name)]
+        if not self.r.pairs:
+            return ""
+        rows = [
+            [other, *(self.r.pairs.get(f"{name} {other}", 0) for name in names[:number])]
+            for number, other in enumerate(names)
+            if number
+        ]
+        return table(rows, ["", *names[:-1]], width, tablefmt=tablefmt)
 
     @property
     def served_said(self) -> str:

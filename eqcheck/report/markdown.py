@@ -125,9 +125,16 @@ def _exercised(content: Content) -> list[str]:
         "## Situations exercised",
         *([f"At most {largest}."] if largest else []),
         table,
+        *_pairs(content),
         *_rounds(content.r),
         *_due(content.r),
     ]
+
+
+def _pairs(content: Content) -> list[str]:
+    """Options by options."""
+    pairs = content.pairs("github")
+    return ["Cases in which two options or settings were at work, in one row or in several:", pairs] if pairs else []
 
 
 def _rounds(report: Report) -> list[str]:

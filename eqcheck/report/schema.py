@@ -196,6 +196,7 @@ class Report:
     checkpoints, by kind and drafter.
     ``due_drafts`` counts, by batch size, row and position in a round, the draft tokens that were accepted, and those
     that are due: the draft alone proposes them, and the target agrees.
+    ``pairs`` counts the cases of engines in which two options or settings were at work, in one row or in several.
     ``slots_seen`` is the share of the slots handed to the target that a query saw, in all its calls, ``memory`` the
     measure of keys and values where that was asked. ``outdated`` says which entries of known violations fail because
     they are past or gone, ``written`` is the date in UTC, ``command`` the command as typed. ``ties`` counts the tokens
@@ -245,6 +246,7 @@ class Report:
     near_ties: tuple[NearTie, ...] = ()
     laws: Count = 0
     due_drafts: dict[str, tuple[Count, Count]] = field(default_factory=dict)
+    pairs: dict[str, Count] = field(default_factory=dict)
 
     @property
     def noticed(self) -> list[Notice]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import combinations
 from typing import Any
 
 from eqcheck.case.engine import EngineCase
@@ -19,6 +20,13 @@ SPEAKS = "speaks"
 """Counts, in ``observed``, the cases of which the decoder says how many draft tokens it proposed."""
 
 _TOLD = 10  # near-ties that are told one by one
+
+PAIRED = (
+    *("row_limits", "ended_by_eos", "stopped", "cancelled", "min_new_tokens", "penalty", "frequency_penalty"),
+    *("logit_bias", "bad_words", "allowed_ids", "grammar", "logprobs", "prompt_logprobs", "ngram", "dictated"),
+    *("many_rows", "late_rows", "token_budget", "prefix_hits", "preemptions"),
+)
+"""The counters of options and settings at work on checkpoints; they are counted in pairs, too."""
 
 DICTATED = "dictated "
 """Begins the names, in ``observed``, under which rounds with dictated drafts are counted."""
@@ -50,7 +58,7 @@ class Tally:
     what cases held, ``lucky`` counts cases that are right though a context was wrong, ``served`` the cases of engines
     by checkpoint, drafter, verdict, and why one was declined or crashed, ``fingerprints`` are those seen, also in the
     ``replayed`` cases of the corpus; ``failing`` of them fail.
-    ``near_ties`` are the first of the ``ties``.
+    ``near_ties`` are the first of the ``ties``, ``pairs`` counts the cases of engines by two counters of `PAIRED`.
 
     >>> one = Tally(Counter({Alike(True, "rotary", "equivalent"): 2}), exact=2.0)
     >>> (one + one).run, (one + one).statuses
@@ -66,6 +74,7 @@ class Tally:
     lucky: Counter[str] = field(default_factory=Counter)
     served: Counter[str] = field(default_factory=Counter)
     slots: Counter[str] = field(default_factory=Counter)
+    pairs: Counter[str] = field(default_factory=Counter)
     ties: int = 0
     reached: dict[str, int] = field(default_factory=dict)
     fingerprints: set[str] = field(default_factory=set)
@@ -99,6 +108,8 @@ class Tally:
         self.exact += outcome.exact_match
         self.prefix += outcome.prefix_match
         self.coverage.update(outcome.coverage)
+        if isinstance(case, EngineCase):
+            self.pairs.update(map(" ".join, combinations([name for name in PAIRED if name in outcome.coverage], 2)))
         self.losses.update(dict(outcome.losses))
         self.observed[SPEAKS] += "drafted" in outcome.observed
         for name, number in outcome.observed.items():
