@@ -152,9 +152,12 @@ def test_an_audit_fails_where_more_is_lost_than_may_be(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(LOSING)
-    assert main(["audit", "mine.py:losing", *LIMITED, "99%"]) == 0
-    assert main(["audit", "mine.py:losing", *LIMITED, "1%"]) == 1
-    assert "were lost, and --max-draft-loss allows 1.0 %" in capsys.readouterr().out
+    assert main(["audit", "mine.py:losing", *LIMITED, "99%", "--junit", "99.xml"]) == 0
+    assert main(["audit", "mine.py:losing", *LIMITED, "1%", "--junit", "1.xml"]) == 1
+    assert "FAILED: " in (printed := capsys.readouterr().out)
+    assert "were lost, and --max-draft-loss allows 1.0 %" in " ".join(printed.split())
+    assert "<failure" not in Path("99.xml").read_text()
+    assert "--max-draft-loss allows 1.0 %" in Path("1.xml").read_text().partition("<failure")[2]
     assert main(["audit", "eqspec", *LIMITED, "0%"]) == 0
 
 
@@ -175,7 +178,8 @@ def test_a_limit_that_nothing_is_known_of_is_inconclusive(
         "                break\n"
         "    return [row[len(prompt):] for row, prompt in zip(rows, request.prompts)]\n"
     )
-    assert main(["audit", "plain.py:plain", *LIMITED, "1%"]) == 2
+    assert main(["audit", "plain.py:plain", *LIMITED, "1%", "--junit", "plain.xml"]) == 2
+    assert "--max-draft-loss says nothing" in Path("plain.xml").read_text().partition("<error")[2]
     assert "so --max-draft-loss says nothing" in capsys.readouterr().out
 
 

@@ -173,7 +173,7 @@ def _reported(plan: Plan, decoders: Sequence[Decoder], places: Mapping[str, Path
             if plan.pair and audit.lane == "transparent" and LLAMA in decoder.families and not audit.interrupted:
                 audit.real_pair = processes.pair(decoder, asked)
             audit.list_known(plan.known, plan.today, plan.known_strict)
-            audit.warnings += losses.beyond(audit, plan.max_draft_loss)
+            losses.limit(audit, plan.max_draft_loss)
             audit.written, audit.command = plan.written, plan.command
             done[decoder.name] = audit, write(audit, places[decoder.name])
     return done
@@ -260,13 +260,11 @@ def exit_code(results: Sequence[Audit], allow_known: bool, max_draft_loss: float
         return INCONCLUSIVE
     if any(result.failing(allow_known) or result.stale or result.outdated for result in results):
         return VIOLATION
-    fits = [losses.within(result, max_draft_loss) for result in results]
-    if False in fits:
-        return VIOLATION
     for result in results:  # on trained models a known violation shows, too
         if result.real_pair and result.real_pair.wrong and not result.violations:
             return VIOLATION
     if not any(result.tally.run for result in results):
         return NOTHING
-    unclear = None in fits or any(result.verdict == "inconclusive" or result.doubtful for result in results)
+    unclear = any(result.verdict == "inconclusive" or result.doubtful for result in results)
+    unclear |= None in [losses.within(result, max_draft_loss) for result in results]
     return INCONCLUSIVE if unclear else EQUIVALENT

@@ -13,6 +13,7 @@ from typing import Literal
 from xml.etree import ElementTree
 
 from eqcheck.contract.escaping import code, fenced, inline, one_line, printable
+from eqcheck.explanation.notice import INCONCLUSIVE
 from eqcheck.explanation.records import many
 from eqcheck.report.content import Content, cases
 from eqcheck.report.schema import Report, ReportedViolation
@@ -68,8 +69,9 @@ def _verdict(report: Report, causes: Sequence[Check]) -> Check:
         return Check("verdict", "failed", f"on trained models {pair.equivalent} of {pair.rows} rows are right")
     if not report.cases.run:
         return Check("verdict", "inconclusive", "nothing was tested")
-    if report.interrupted or report.verdict == "inconclusive" or report.inconclusive:
-        why = "interrupted" if report.interrupted else "inconclusive"
+    doubt = next((warning for warning in report.noticed if warning.kind == INCONCLUSIVE), "")
+    if report.interrupted or report.verdict == "inconclusive" or report.inconclusive or doubt:
+        why = "interrupted" if report.interrupted else doubt or "inconclusive"
         return Check("verdict", "inconclusive", f"{run}: {why}")
     return Check("verdict", "passed", f"{run}: {'violations that are known' if causes else report.verdict}")
 

@@ -198,10 +198,11 @@ class Report:
     that are due: the draft alone proposes them, and the target agrees.
     ``pairs`` counts the cases of engines in which two options or settings were at work, in one row or in several.
     ``slots_seen`` is the share of the slots handed to the target that a query saw, in all its calls, ``memory`` the
-    measure of keys and values where that was asked. ``outdated`` says which entries of known violations fail because
-    they are past or gone, ``written`` is the date in UTC, ``command`` the command as typed. ``ties`` counts the tokens
-    that rounding decided, and ``near_ties`` are the first of them. ``laws`` counts the violations that sampled tokens
-    show together: no case needs to fail by itself, so ``cases.violation`` may be 0 beside them.
+    measure of keys and values where that was asked. ``outdated`` says why an audit fails beside its violations:
+    entries of known violations are past or gone, or more draft tokens are lost than may be. ``written``
+    is the date in UTC, ``command`` the command as typed. ``ties`` counts the tokens that rounding decided, and
+    ``near_ties`` are the first of them. ``laws`` counts the violations that sampled tokens show together: no case needs
+    to fail by itself, so ``cases.violation`` may be 0 beside them.
     """
 
     format: Literal["eqcheck-report/2"]

@@ -162,8 +162,9 @@ class Audit:
     nobody had the time to look into, ``vacuous`` is True where nothing shows that the decoder asked the target.
     ``real_pair`` is what the decoder did on trained models, where asked, ``evidence`` what its sampled tokens say.
     ``facts`` are what only this lane has to say, by the names of the report; ``files`` are what it adds to the report's
-    folder. ``listed`` are violations that the user lists as known, by fingerprint, ``outdated`` says which of them fail
-    because they are so no longer. ``written`` is the date, ``command`` what was typed, if any.
+    folder. ``listed`` are violations that the user lists as known, by fingerprint, ``outdated`` says why the audit
+    fails beside them: entries are past or gone, or more draft tokens are lost than may be. ``written`` is the
+    date, ``command`` what was typed, if any.
     ``counted`` are cases drawn elsewhere, without outcomes here. ``wealth`` and ``exclusion`` make up the evidence;
     ``telling`` is the case that adds most to it, with the natural logarithm of that.
     """

@@ -51,16 +51,15 @@ def within(audit: Audit, most: float | None) -> bool | None:
     return most is None or (lost <= most * asked if asked else None)
 
 
-def beyond(audit: Audit, most: float | None) -> list[str]:
-    """The warning where more draft tokens are lost than the share that may be; or where nothing is known of them."""
-    if most is None:
-        return []
+def limit(audit: Audit, most: float | None) -> None:
+    """Let an audit fail where more draft tokens are lost than the share that may be; warn where nothing is known."""
+    lost, asked = audit.facts.get("draft_loss") or (0, 0)
     if (fits := within(audit, most)) is None:
         said = "of no case it is known how many draft tokens are due, so --max-draft-loss says nothing"
-        return [Notice(said, INCONCLUSIVE)]
-    lost, asked = audit.facts.get("draft_loss") or (0, 0)
-    share = f"{lost} of {many(asked, 'draft token')} ({_percent(lost / asked)})" if asked else ""
-    return [] if fits else [Notice(f"{share} were lost, and --max-draft-loss allows {_percent(most)}", "draft")]
+        audit.warnings.append(Notice(said, INCONCLUSIVE))
+    elif most is not None and not fits:
+        share = f"{lost} of {many(asked, 'draft token')} ({_percent(lost / asked)})"
+        audit.outdated.append(f"{share} were lost, and --max-draft-loss allows {_percent(most)}")
 
 
 def _percent(share: float) -> str:
