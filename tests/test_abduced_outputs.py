@@ -9,7 +9,7 @@ import pytest
 import torch
 from test_abduction import PROMPTS, case_of, named
 
-from eqcheck.abduction import Evidence, abduce, abduce_alike
+from eqcheck.abduction import Evidence, abduce, abduce_alike, fits
 from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.checkpoints.dictation import agreeing
 from eqcheck.checkpoints.judge import Judge
@@ -153,6 +153,29 @@ def test_what_one_case_does_not_show_several_alike_do(models: tuple[Any, Any]) -
     ]
     assert abduce_alike([Evidence(*models, *one) for one in random_tokens]) is None
     assert abduce_alike([Evidence(*models, *one) for one in [*decoded[:1], *random_tokens]]) is None
+
+
+def test_a_known_edit_fits_where_it_explains_most_and_chance_does_not(models: tuple[Any, Any]) -> None:
+    draw = random.Random(6)
+    prompts = tuple(tuple(draw.randrange(VOCAB_SIZE) for _ in range(5)) for _ in range(4))
+    outputs = [_unverified_once(models, case_of(prompts=(prompt,), max_new_tokens=18))[0] for prompt in prompts]
+    case, known = case_of(prompts=prompts, max_new_tokens=18), ["unverified-emitted"]
+
+    def fitting(outputs: list[list[int]]) -> list[set[str]]:
+        evidence = Evidence(*models, case, outputs)
+        return [fits(evidence, known, partly) for partly in (False, True)]
+
+    assert fitting(outputs) == [{*known}, {*known}]
+    worse = [
+        [*outputs[0][:-1], (outputs[0][-1] + 1) % VOCAB_SIZE],
+        *outputs[1:],
+    ]  # and its last token is something else
+    assert fitting(worse) == [set(), {*known}]
+    truth = ModelTruth(models[0])
+    strange = [truth.row(row, [draw.randrange(VOCAB_SIZE) for _ in range(2)]) for row in case.rows]
+    assert fitting(strange) == [set(), set()]
+    evidence = Evidence(*models, case_of(prompts=prompts[:1], max_new_tokens=18), worse[:1])
+    assert fits(evidence, known, partly=True) == set()  # in one row it may be chance
 
 
 @pytest.mark.parametrize(("kind", "since"), [("window", 31), ("window", 32), ("full", 0)])

@@ -91,14 +91,24 @@ def _of_most_rows(evidence: Evidence, finding: Explained) -> bool:
     return len(begun) >= len(evidence.wrong_rows) * LEAST_ROWS
 
 
-def fits(evidence: Evidence, ids: Collection[str]) -> set[str]:
-    """The ids of edits that explain every wrong token, however likely by chance; all of them that are in ``ids``."""
+def fits(evidence: Evidence, ids: Collection[str], partly: bool = False) -> set[str]:
+    """Those of the edits ``ids`` that explain every wrong token, however likely by chance.
+
+    With ``partly`` also an edit that explains some of them, if that is no chance.
+    """
     if evidence.first is None:
         end = _ended(evidence)
         return {end.search.edit} if end else set()
     contexts = {edit.id for edit in CONTEXTS} & {id.partition(":")[0] for id in ids}  # they take most of the time
     findings = everywhere(evidence)[0] if contexts else of_outputs(evidence)
-    return {finding.hypothesis.id for finding in findings if finding.complete and finding.explained}
+    count = len(findings)
+    fit = [one for one in findings if one.complete or (partly and _sure(one, count) and _of_most_rows(evidence, one))]
+    return {one.hypothesis.id for one in fit if one.explained} & {*ids}
+
+
+def _sure(finding: Explained, count: int) -> bool:
+    """Whether chance does not explain what is explained of a case, by any of so many edits."""
+    return finding.chance * count <= PARTIAL
 
 
 def abduce_options(evidences: Sequence[Evidence]) -> Abduced | None:
@@ -273,17 +283,15 @@ def _best(evidence: Evidence, findings: list[Explained], count: int) -> Abduced 
     if abduced.search.chance > (COMPLETE if best.complete else PARTIAL):
         return None
     edit = best.hypothesis.edit
-
-    def sure(finding: Explained) -> bool:
-        return finding.chance * count <= PARTIAL
-
     # Of two partial findings each that is sure enough leaves the other in doubt.
-    rivals = {f.hypothesis.edit.fingerprint for f in findings if f.complete or (not best.complete and sure(f))}
+    rivals = {f.hypothesis.edit.fingerprint for f in findings if f.complete or (not best.complete and _sure(f, count))}
     rivals = (rivals | set(edit.rivals)) - {edit.fingerprint}
     also = {
         finding.hypothesis.id: _abduced(evidence, finding, count)
         for finding in sorted(findings, key=lambda finding: -finding.chance)
-        if sure(finding) and finding.hypothesis.edit.component == edit.component and not finding.hypothesis.loose
+        if _sure(finding, count)
+        and finding.hypothesis.edit.component == edit.component
+        and not finding.hypothesis.loose
     }
     also.pop(best.hypothesis.id, None)
     return replace(abduced, search=replace(abduced.search, rivals=tuple(sorted(rivals))), also=tuple(also.values()))

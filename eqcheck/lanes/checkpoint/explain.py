@@ -149,10 +149,10 @@ def abduced(outcome: Outcome) -> Abduced | None:
     return cause
 
 
-def fitting(outcome: Outcome, elsewhere: Sequence[Abduced]) -> Abduced | None:
-    """Of the findings in other cases, the first that explains every wrong token of this one."""
+def fitting(outcome: Outcome, elsewhere: Sequence[Abduced], partly: bool = False) -> Abduced | None:
+    """Of the findings in other cases, the first that explains every wrong token of this one; see `fits`."""
     known = [one for found in elsewhere for one in (found, *found.also)]
-    fit = fits(evidence(outcome), [one.search.edit for one in known]) if known else set()
+    fit = fits(evidence(outcome), [one.search.edit for one in known], partly) if known else set()
     return next((one for one in known if one.search.edit in fit), None)
 
 

@@ -162,7 +162,7 @@ class CheckpointLane(Lane):
         causes = self.investigation.causes
         known = {number: causes[id] for number in near if (id := self.result.findings[number].id) in causes}
         wrong = isinstance(outcome, EngineOutcome) and outcome.wrong
-        fit = fitting(outcome, list(known.values())) if wrong and known else None
+        fit = fitting(outcome, list(known.values()), partly=True) if wrong and known else None
         return next((number for number, cause in known.items() if fit and fit in (cause, *cause.also)), None)
 
     def _decode(self, case: EngineCase) -> Outcome:
