@@ -238,6 +238,11 @@ class Engines:
         for engine in self.engines.values():
             engine.stop()
 
+    def renew(self) -> None:
+        """Stop all engines: each runs in a fork, and this process decodes nothing itself."""
+        self.close()
+        self.engines.clear()
+
     def load(self, target: str, draft: str, request: Request) -> str:
         """Start the engine for a request, if there is none: its settings."""
         key = repr(settings_of(target, draft, request))

@@ -78,6 +78,43 @@ def test_a_worker_survives_many_cases_and_what_the_decoder_prints(engine: Decode
     assert worker.version == "7.1"
 
 
+RENEWED = """
+import os
+import eqcheck
+
+@eqcheck.decoder(name="renewed", checkpoints=True, dtype="float32")
+class Engine:
+    decoded = 0
+
+    def renew(self):
+        if self.decoded > 2:
+            raise RuntimeError("too late")
+        self.decoded = 0
+
+    def __call__(self, target, draft, request):
+        self.decoded += 1
+        self.observed = {"pid": os.getpid()}
+        return [[self.decoded] for _ in request.prompts]
+"""
+
+
+def test_a_decoder_that_forgets_needs_no_new_process(tmp_path: Path) -> None:
+    (tmp_path / "renewed.py").write_text(RENEWED)
+    with worker_of(registry.load(str(tmp_path / "renewed.py")), sys.executable) as worker:
+        first, second = worker.try_case(_asking(8)), worker.try_case(_asking(8))
+        assert worker.renew()
+        third = worker.try_case(_asking(8))
+        assert [answer.outputs for answer in (first, second, third)] == [((1,),), ((2,),), ((1,),)]
+        assert first.observed == second.observed == third.observed  # the same process
+        assert (second.history.done, third.history.done) == (1, 0)
+        for _ in range(2):
+            worker.try_case(_asking(8))
+        assert worker.renew()  # it fails to forget: then there is a new process
+        last = worker.try_case(_asking(8))
+        assert (last.outputs, last.history.done) == (((1,),), 0)
+        assert last.observed != first.observed
+
+
 def test_a_worker_that_dies_hangs_or_raises_is_the_decoders_failure_and_is_replaced(engine: Decoder) -> None:
     with worker_of(engine, sys.executable, timeout=600.0) as worker:
         found = {}

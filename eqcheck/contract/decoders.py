@@ -143,6 +143,8 @@ class Hooks:
     ``wrong_context`` the first one that saw something wrong: a fingerprint, and what it was. For scripts that show
     it with the engine alone, the class has in ``script`` the functions that drive it (``prepare()``, ``start(target,
     draft, request)``, ``decode(engine, request)`` and what they need) and in ``requirements`` the packages to install.
+    An engine whose ``open()`` takes long may have ``renew()``, which leaves it as a new process would be: it is called
+    in place of starting one.
     ``switches`` are names of what no target can be asked about; with one on, `Completion.alone` is to be told.
 
         >>> Hooks().version, Hooks().requirements

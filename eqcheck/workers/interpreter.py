@@ -80,7 +80,7 @@ class InterpreterWorker(ProcessWorker):
         self.decoder, self.python = decoder, python
         self._folders, self._ask, self._judge = folders, ask, judge
         self.on_loading: Callable[[str], None] = lambda name: None
-        self._loads = False
+        self._loads = self._renews = False
         self._refused: dict[tuple[object, ...], str] = {}  # why nothing is loaded, by folders and settings
         self._stuck = 0  # times that loading did not end
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -122,7 +122,20 @@ class InterpreterWorker(ProcessWorker):
         if "error" in message:
             raise Lost("exception", str(message["error"]), _first_line(message))
         self.version = one_line(str(message.get("ready", "")), 100)
-        self._loads = bool(message.get("loads"))
+        self._loads, self._renews = bool(message.get("loads")), bool(message.get("renews"))
+
+    def renew(self) -> bool:
+        """Have the decoder forget what it decoded, if it says that it can; else the next case finds a new process."""
+        renewed = False
+        if self._process is not None and self._renews:
+            with suppress(OSError, Lost):
+                self._send({"renew": True})
+                renewed = bool(self._receive(_CLOSE_S).get("renewed"))
+        if renewed:
+            self.log = []
+        else:
+            self.kill()
+        return True
 
     def stop(self) -> None:
         if self._process is not None:
@@ -147,21 +160,24 @@ class InterpreterWorker(ProcessWorker):
             super().begin()
 
     def exchange(self, case: Any, timeout: float, opinion: bool) -> Mapping[str, Any]:
-        process, request = self._process, self._ask(case)
+        request = self._ask(case)
         folders = list(map(str, self._folders(case)))
         settings = (*folders, *(request.get(name) for name in SETTINGS))
         if self._loads and (why := self._refused.get(settings) or self._given_up()):
             return {"unsupported": why}
         sent = {"folders": folders, "request": request, "entropy": getattr(case, "entropy", None)}
         try:
-            process.stdin.write(json.dumps(sent) + "\n")
-            process.stdin.flush()
+            self._send(sent)
         except OSError:
             raise self.lost(_CLOSE_S) from None
         if self._loads and (why := self._not_loaded(case.checkpoint)):
             self._refused[settings] = why
             return {"unsupported": why}
         return self._receive(timeout)
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        self._process.stdin.write(json.dumps(message) + "\n")
+        self._process.stdin.flush()
 
     def _not_loaded(self, name: str) -> str:
         """Why a checkpoint is not loaded; empty as soon as it is."""

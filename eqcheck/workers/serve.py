@@ -7,6 +7,7 @@ One object per line. It says ``{"ready": VERSION, "loads": BOOL}`` once the deco
 answered by ``{"outputs": [...], "observed": {...}}``, with ``"told": [...]`` where rows are completions, by
 ``{"unsupported": ...}`` or ``{"error": TYPE, "message": ...,
 "traceback": ...}``, until standard input ends. A decoder that loads says ``{"loaded": true}`` first, as soon as it has.
+One that ``renews`` answers ``{"renew": true}`` by ``{"renewed": true}`` once it has forgotten what it decoded.
 The decoder's prints go to standard error.
 """
 
@@ -53,9 +54,18 @@ def serve(spec: str) -> None:
     except Exception as error:
         say(error=type(error).__name__, message=str(error), traceback=_traceback())
         return
-    say(ready=str(hook(generate, "version") or decoder.version), loads=load is not None)
+    renew = getattr(generate, "renew", None)
+    say(ready=str(hook(generate, "version") or decoder.version), loads=load is not None, renews=renew is not None)
     for line in sys.stdin:
         message = json.loads(line)
+        if renew is not None and message.get("renew"):
+            try:
+                renew()
+            except Exception as error:
+                say(error=type(error).__name__, message=str(error), traceback=_traceback())
+            else:
+                say(renewed=True)
+            continue
         sent, folders = message["request"], message["folders"]
         if message.get("entropy") is not None:
             _seed(message["entropy"])

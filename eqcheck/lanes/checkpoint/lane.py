@@ -167,7 +167,7 @@ class CheckpointLane(Lane):
 
     def _decode(self, case: EngineCase) -> Outcome:
         if self.carries:
-            self.running.workers[0].kill()
+            self.running.renew()
         return self.running.try_case(case)
 
     def tells(self, outcome: Outcome) -> bool:
@@ -182,7 +182,7 @@ class CheckpointLane(Lane):
         One that did not end gets more time, once: a slow case on a busy machine is no hang.
         """
         process = self.running.workers[0]
-        process.kill()
+        process.renew()
         if outcome.symptom == HANG:
             process.timeout *= _PATIENCE
             try:
@@ -248,7 +248,7 @@ class CheckpointLane(Lane):
         if outcome.outputs is None or not checkpoint(outcome.case.checkpoint).built:
             return False
         for _ in range(REPEATS):
-            self.running.workers[0].kill()
+            self.running.renew()
             again = self._decode(outcome.case)
             if not again.failed or again.outputs is None:
                 return False
