@@ -212,6 +212,8 @@ class Pipelines:
             raise eqcheck.Unsupported(
                 f"a stop string with the special token {_SPECIAL}: the engine's texts leave it out"
             )
+        if any(row.grammar and row.presence_penalty for row in request.rows):
+            raise eqcheck.Unsupported("a presence penalty beside a grammar: scores below zero rise by it here")
         if any(row.min_p for row in request.rows) and not self.has_min_p:
             raise eqcheck.Unsupported("min_p: this version does not have it")
         pipeline, settings = self.load(target, draft, request)

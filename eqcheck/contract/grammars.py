@@ -120,7 +120,7 @@ def rules(row: Any, by_text: bool = False) -> str:
 
 
 def spelled_rules(row: Any, before: str = "") -> str:
-    """The same grammar by text, a letter at a time, with ``before`` each text: no two alternatives begin alike.
+    """The same rules a letter at a time, with ``before`` each text: no two alternatives begin alike.
 
     Of alternatives that begin alike, some versions of xgrammar allow others as well
     (https://github.com/mlc-ai/xgrammar/issues/618).
@@ -130,7 +130,7 @@ def spelled_rules(row: Any, before: str = "") -> str:
     >>> print(spelled_rules(row))
     root ::= s0
     s0 ::= "[" ("1" ("4" ("]" s1) | "5" ("]" s1)))
-    s1 ::= "[" ("6" ("]" s0) | "9" ("]" s1))
+    s1 ::= "[" ("6" ("]" s0) | "9" ("]" s1)) | ""
     """
 
     def spelled(texts: dict[str, int]) -> str:
@@ -145,4 +145,7 @@ def spelled_rules(row: Any, before: str = "") -> str:
         named = [token for token in ids if token not in row.eos_token_ids] if ids else row.eos_token_ids
         leads = dict.fromkeys((f"{before}[{token}]" for token in named), after if ids else state)
         states.setdefault(state, {}).update(leads)
-    return "\n".join(["root ::= s0", *(f"s{state} ::= {spelled(texts)}" for state, texts in states.items())])
+    # An EOS of the row is a stop token of the matcher, which is allowed for sure where it is text and the rules may end.
+    ends = {state for state, ids, _ in row.grammar if not ids and row.eos_token_ids}
+    rules = [f"s{state} ::= {spelled(texts)}" + ' | ""' * (state in ends) for state, texts in states.items()]
+    return "\n".join(["root ::= s0", *rules])
