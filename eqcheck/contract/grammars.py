@@ -145,7 +145,7 @@ def spelled_rules(row: Any, before: str = "") -> str:
         named = [token for token in ids if token not in row.eos_token_ids] if ids else row.eos_token_ids
         leads = dict.fromkeys((f"{before}[{token}]" for token in named), after if ids else state)
         states.setdefault(state, {}).update(leads)
-    # An EOS of the row is a stop token of the matcher, which is allowed for sure where it is text and the rules may end.
+    # An EOS of the row is a stop token of the matcher: it is allowed for sure where it is text and the rules may end.
     ends = {state for state, ids, _ in row.grammar if not ids and row.eos_token_ids}
     rules = [f"s{state} ::= {spelled(texts)}" + ' | ""' * (state in ends) for state, texts in states.items()]
     return "\n".join(["root ::= s0", *rules])
