@@ -146,24 +146,27 @@ class CheckpointLane(Lane):
     def _belongs(self, outcome: Outcome) -> int | None:
         """The finding with which a case fails even without its other options, or whose cause explains its tokens."""
         named = needs(outcome.case)
-        near = [
-            number
-            for number, finding in enumerate(self.result.findings)
-            if finding.standing == "violation" and outcome.symptom in finding.seen and set(finding.needs) <= set(named)
-        ]
+        numbered = [one for one in enumerate(self.result.findings) if one[1].standing == "violation"]
+        possible = {number: finding for number, finding in numbered if set(finding.needs) <= set(named)}
+        near = [number for number, finding in possible.items() if outcome.symptom in finding.seen]
+        vague = []
         for number in near:
-            finding = self.result.findings[number]
+            finding = possible[number]
             others = tuple(name for name in named if name not in finding.needs)
             if others and self._decode(without(outcome.case, others)).symptom != outcome.symptom:
                 continue
-            vague = finding.explanation.kind == "unattributed" and not finding.minimised
-            if not vague or abduced(outcome) is None:  # it may look like a larger case that nobody could explain
+            if finding.explanation.kind != "unattributed" or finding.minimised:
                 return number
+            vague.append(number)
         causes = self.investigation.causes
-        known = {number: causes[id] for number in near if (id := self.result.findings[number].id) in causes}
+        known = {number: causes[finding.id] for number, finding in possible.items() if finding.id in causes}
         wrong = isinstance(outcome, EngineOutcome) and outcome.wrong
         fit = fitting(outcome, list(known.values()), partly=True) if wrong and known else None
-        return next((number for number, cause in known.items() if fit and fit in (cause, *cause.also)), None)
+        for number, cause in known.items():
+            if fit and fit in (cause, *cause.also):
+                return number
+        # It may look like a larger case that nobody could explain; to search for a cause of its own takes longest.
+        return vague[0] if vague and abduced(outcome) is None else None
 
     def _decode(self, case: EngineCase) -> Outcome:
         if self.carries:
