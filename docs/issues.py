@@ -101,7 +101,7 @@ def _own_script(note: dict[str, Any], engine: str) -> str:
     """A script that was written by hand, whole."""
     text = (ROOT / note["script"]).read_text(encoding="utf-8").strip()
     needs = note.get("needs", f"{engine} alone")
-    if "eqcheck checkpoint write" in text:
+    if "eqcheck checkpoint write" in text and "needs" not in note:
         needs = f"{engine}, and two folders that `eqcheck` writes as its first lines say"
     shows = note.get("shows", "Exit code 1 says that it was shown.")
     said = f"`{note['script']}`; it needs {needs}. {shows} {note.get('ran', '')}"

@@ -157,7 +157,7 @@ def test_what_one_case_does_not_show_several_alike_do(models: tuple[Any, Any]) -
 
 def test_a_known_edit_fits_where_it_explains_most_and_chance_does_not(models: tuple[Any, Any]) -> None:
     draw = random.Random(6)
-    prompts = tuple(tuple(draw.randrange(VOCAB_SIZE) for _ in range(5)) for _ in range(4))
+    prompts = tuple(tuple(draw.randrange(VOCAB_SIZE) for _ in range(5)) for _ in range(8))
     outputs = [_unverified_once(models, case_of(prompts=(prompt,), max_new_tokens=18))[0] for prompt in prompts]
     case, known = case_of(prompts=prompts, max_new_tokens=18), ["unverified-emitted"]
 
@@ -176,6 +176,23 @@ def test_a_known_edit_fits_where_it_explains_most_and_chance_does_not(models: tu
     assert fitting(strange) == [set(), set()]
     evidence = Evidence(*models, case_of(prompts=prompts[:1], max_new_tokens=18), worse[:1])
     assert fits(evidence, known, partly=True) == set()  # in one row it may be chance
+
+
+def test_a_known_edit_does_not_fit_partly_where_another_explains_all() -> None:
+    """The newest token is committed twice, which the bonus of the column before resembles."""
+    pair = checkpoint("full").built
+    assert pair
+    prompts = ((140, 165, 130, 123, 135, 224, 46), (45, 103, 65, 216, 148, 190, 22, 226, 192, 187))
+    rows = tuple(EngineRow(prompt, RowOptions(limit)) for prompt, limit in zip(prompts, (11, 7), strict=True))
+    outputs = [[179, 60, 99, 175, 175, 96, 203, 157, 231, 231, 168], [88, 88, 82, 140, 180, 91, 91]]
+    case = EngineCase(rows, num_draft_tokens=3, checkpoint=checkpoint("full").name)
+    evidence = Evidence(pair[0].function, pair[1].function, case, outputs)
+    found = abduce(evidence)
+    assert found is not None
+    assert found.search.edit == "newest-twice"
+    for known in (["bonus-of-column-before"], ["bonus-of-column-before", "pads-seen"]):
+        assert fits(evidence, known, partly=True) == set()
+    assert fits(evidence, ["newest-twice"]) == {"newest-twice"}
 
 
 @pytest.mark.parametrize(("kind", "since"), [("window", 31), ("window", 32), ("full", 0)])

@@ -156,6 +156,7 @@ def test_an_audit_fails_where_more_is_lost_than_may_be(
     assert main(["audit", "mine.py:losing", *LIMITED, "1%", "--junit", "1.xml"]) == 1
     assert "FAILED: " in (printed := capsys.readouterr().out)
     assert "were lost, and --max-draft-loss allows 1.0 %" in " ".join(printed.split())
+    assert "--max-draft-loss allows 1.0 %" in next(Path().rglob("report.md")).read_text()
     assert "<failure" not in Path("99.xml").read_text()
     assert "--max-draft-loss allows 1.0 %" in Path("1.xml").read_text().partition("<failure")[2]
     assert main(["audit", "eqspec", *LIMITED, "0%"]) == 0

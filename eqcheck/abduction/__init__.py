@@ -94,21 +94,24 @@ def _of_most_rows(evidence: Evidence, finding: Explained) -> bool:
 def fits(evidence: Evidence, ids: Collection[str], partly: bool = False) -> set[str]:
     """Those of the edits ``ids`` that explain every wrong token, however likely by chance.
 
-    With ``partly`` also an edit that explains some of them, if that is no chance.
+    With ``partly`` also an edit that explains some of them, if that is surely no chance, and no edit of another kind
+    that was tried explains all.
     """
     if evidence.first is None:
         end = _ended(evidence)
         return {end.search.edit} if end else set()
     contexts = {edit.id for edit in CONTEXTS} & {id.partition(":")[0] for id in ids}  # they take most of the time
-    findings = everywhere(evidence)[0] if contexts else of_outputs(evidence)
-    count = len(findings)
-    fit = [one for one in findings if one.complete or (partly and _sure(one, count) and _of_most_rows(evidence, one))]
-    return {one.hypothesis.id for one in fit if one.explained} & {*ids}
+    outputs = of_outputs(evidence)
+    findings, count = everywhere(evidence) if contexts else (outputs, len(outputs))
+    findings = [finding for finding in findings if finding.explained]
+    whole = {finding.hypothesis.edit.fingerprint for finding in findings if finding.complete}
 
+    def fit(finding: Explained) -> bool:
+        alone = whole <= {finding.hypothesis.edit.fingerprint}
+        sure = finding.chance * count <= PARTIAL**2  # contexts may not have been tried
+        return finding.complete or (partly and alone and sure and _of_most_rows(evidence, finding))
 
-def _sure(finding: Explained, count: int) -> bool:
-    """Whether chance does not explain what is explained of a case, by any of so many edits."""
-    return finding.chance * count <= PARTIAL
+    return {finding.hypothesis.id for finding in findings if fit(finding)} & {*ids}
 
 
 def abduce_options(evidences: Sequence[Evidence]) -> Abduced | None:
@@ -283,15 +286,17 @@ def _best(evidence: Evidence, findings: list[Explained], count: int) -> Abduced 
     if abduced.search.chance > (COMPLETE if best.complete else PARTIAL):
         return None
     edit = best.hypothesis.edit
+
+    def sure(finding: Explained) -> bool:
+        return finding.chance * count <= PARTIAL
+
     # Of two partial findings each that is sure enough leaves the other in doubt.
-    rivals = {f.hypothesis.edit.fingerprint for f in findings if f.complete or (not best.complete and _sure(f, count))}
+    rivals = {f.hypothesis.edit.fingerprint for f in findings if f.complete or (not best.complete and sure(f))}
     rivals = (rivals | set(edit.rivals)) - {edit.fingerprint}
     also = {
         finding.hypothesis.id: _abduced(evidence, finding, count)
         for finding in sorted(findings, key=lambda finding: -finding.chance)
-        if _sure(finding, count)
-        and finding.hypothesis.edit.component == edit.component
-        and not finding.hypothesis.loose
+        if sure(finding) and finding.hypothesis.edit.component == edit.component and not finding.hypothesis.loose
     }
     also.pop(best.hypothesis.id, None)
     return replace(abduced, search=replace(abduced.search, rivals=tuple(sorted(rivals))), also=tuple(also.values()))

@@ -59,7 +59,9 @@ def limit(audit: Audit, most: float | None) -> None:
         audit.warnings.append(Notice(said, INCONCLUSIVE))
     elif most is not None and not fits:
         share = f"{lost} of {many(asked, 'draft token')} ({_percent(lost / asked)})"
-        audit.outdated.append(f"{share} were lost, and --max-draft-loss allows {_percent(most)}")
+        said = f"{share} were lost, and --max-draft-loss allows {_percent(most)}"
+        audit.warnings.append(Notice(said, "draft"))
+        audit.outdated.append(said)
 
 
 def _percent(share: float) -> str:

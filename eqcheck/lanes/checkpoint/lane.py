@@ -162,11 +162,11 @@ class CheckpointLane(Lane):
         known = {number: causes[finding.id] for number, finding in possible.items() if finding.id in causes}
         wrong = isinstance(outcome, EngineOutcome) and outcome.wrong
         fit = fitting(outcome, list(known.values()), partly=True) if wrong and known else None
+        fit = fit or (abduced(outcome) if wrong and (known or vague) else None)  # which takes longest
         for number, cause in known.items():
-            if fit and fit in (cause, *cause.also):
+            if fit and fit.search.edit in {one.search.edit for one in (cause, *cause.also)}:
                 return number
-        # It may look like a larger case that nobody could explain; to search for a cause of its own takes longest.
-        return vague[0] if vague and abduced(outcome) is None else None
+        return vague[0] if vague and fit is None else None  # it may look like a larger case that nobody could explain
 
     def _decode(self, case: EngineCase) -> Outcome:
         if self.carries:
