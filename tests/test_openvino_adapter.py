@@ -53,7 +53,11 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Any:
     fakes: dict[str, dict[str, Any]] = {
         "openvino": {"get_version": lambda: version[0], "save_model": save, "Tensor": list},
         "openvino_tokenizers": {"convert_tokenizer": lambda tokenizer, **options: ("a", "b")},
-        "openvino_genai": {"get_version": lambda: version[0], "GenerationConfig": New},
+        "openvino_genai": {
+            "get_version": lambda: version[0],
+            "GenerationConfig": New,
+            "StructuredOutputConfig": SimpleNamespace,
+        },
         "optimum": {},
         "optimum.intel": {"OVModelForCausalLM": Model},
     }
@@ -132,3 +136,20 @@ def test_drafts_are_counted_where_the_version_counts_them(adapter: Any) -> None:
         observed: dict[str, Any] = {}
         assert adapter.decode(Pipeline(metrics), request(), observed) == [[7]]
         assert observed == {**expected, "ends": [{"finish_reason": None}]}
+
+
+def test_a_grammar_is_rules_a_letter_at_a_time_and_its_stop_token_is_none_that_is_emitted(adapter: Any) -> None:
+    grammar = ((0, (11, 12), 0),)
+    config = adapter.generation_config(RowOptions(4, grammar=grammar), request())
+    rules = 's0 ::= " " ("[" ("1" ("1" ("]" s0) | "2" ("]" s0))))'
+    assert config.structured_output_config.grammar == f"root ::= s0\n{rules}"
+    assert config.stop_token_ids == {256}
+    ending = adapter.generation_config(RowOptions(4, (11,), grammar=(*grammar, (0, (), 0))), request())
+    assert ending.stop_token_ids == {11}
+    ends = 's0 ::= " " ("[" ("1" ("2" ("]" s0) | "1" ("]" s0)))) | ""'
+    assert ending.structured_output_config.grammar.splitlines()[1] == ends
+
+
+def test_a_presence_penalty_beside_a_grammar_is_declined(adapter: Any) -> None:
+    with pytest.raises(eqcheck.Unsupported, match="a presence penalty beside a grammar"):
+        adapter.Pipelines()("target", "draft", request(grammar=((0, (11,), 0),), presence_penalty=1.0))
