@@ -187,6 +187,10 @@ class Pipelines:
     def close(self) -> None:
         self.pipelines.clear()
 
+    def renew(self) -> None:
+        """Drop all pipelines: what is cached, and what is left of a request, is in them."""
+        self.pipelines.clear()
+
     def load(self, target: str, draft: str, request: Request) -> Any:
         """The pipeline with the settings of a request, and its key."""
         if request.dtype != "float32" and (used := shipped_dtype()) != request.dtype:

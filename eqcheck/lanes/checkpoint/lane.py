@@ -97,7 +97,8 @@ class CheckpointLane(Lane):
         self.bare: dict[str, Outcome] = {}  # by id of case, without its minimum of new tokens
         self.scripting = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
         self.investigation = Investigation(decoder, self._decode, self.repeats)
-        self.carries = False  # whether answers were seen to depend on what the process had decoded before
+        # By whether prefixes are cached: where answers were seen to depend on what the process had decoded before.
+        self.carrying: set[bool | None] = set()
         self.doubted = False  # whether a case alone was seen to give another answer
         self.alone: Outcome  # of the case that was last decoded alone
         self.behind: Finding | None = None  # the finding of a case that is right alone, and wrong behind others
@@ -169,7 +170,7 @@ class CheckpointLane(Lane):
         return vague[0] if vague and fit is None else None  # it may look like a larger case that nobody could explain
 
     def _decode(self, case: EngineCase) -> Outcome:
-        if self.carries:
+        if case.prefix_caching in self.carrying:
             self.running.renew()
         return self.running.try_case(case)
 
@@ -196,9 +197,14 @@ class CheckpointLane(Lane):
         self.alone = process.try_case(outcome.case)
         if not self.alone.repeats(outcome):
             return False
-        if not self.carries:
-            self.carries = not all(process.try_case(outcome.case).repeats(outcome) for _ in range(REPEATS - 1))
-        return not self.carries or all(self._decode(outcome.case).repeats(outcome) for _ in range(REPEATS - 1))
+        known, again = self.carrying, range(REPEATS - 1)
+        caches = outcome.case.prefix_caching
+        if caches not in known and all(process.try_case(outcome.case).repeats(outcome) for _ in again):
+            return True
+        self.carrying = {*known, caches}
+        repeats = all(self._decode(outcome.case).repeats(outcome) for _ in again)
+        self.carrying = self.carrying if repeats else known  # else its answers differ whatever was decoded before
+        return repeats
 
     def explain(self, outcome: Outcome, group: list[Outcome], left: Callable[[], float]) -> list[Finding] | None:
         outcome = self.bare.get(outcome.case.id, outcome)
@@ -212,7 +218,9 @@ class CheckpointLane(Lane):
         return [self._found(outcome, left)]
 
     def _found(self, outcome: Outcome, left: Callable[[], float]) -> Finding:
-        self.investigation.patience = _PATIENCE if self.carries else 1  # each try takes the start of a process
+        self.investigation.patience = (
+            _PATIENCE if outcome.case.prefix_caching in self.carrying else 1
+        )  # each try takes the start of a process
         finding = self.investigation.finding(outcome, self.told.pop(outcome.case.id, None), left)
         self._script(finding)
         return finding
@@ -225,17 +233,19 @@ class CheckpointLane(Lane):
         most = self.options.within(SERVED).rows if at_once else MANY - 1
         sizes = accumulate((len(one.rows) for one in reversed(alike)), initial=len(case.rows))
         fitting = sum(size <= most for size in sizes) - 1
+        known = self.carrying
         for size in sorted({min(size, fitting) for size in (*_EARLIER, len(alike))} - {0, -1}):
             try:
                 joined = case.after(alike[-size:], arrivals)
             except CaseError:  # too many tokens, or too late
-                return None
+                break
             if unmet(joined, self.decoder.requires):
-                return None
-            self.carries = True
+                break
+            self.carrying = {*known, joined.prefix_caching}
             tried = replace(self._decode(joined), drawn=outcome.drawn)
             if tried.symptom == WRONG_TOKEN and self.repeats(tried):
                 return tried
+        self.carrying = known
         return None
 
     def _unsteady(self, outcome: Outcome) -> Finding:
@@ -273,7 +283,7 @@ class CheckpointLane(Lane):
         with self.drawing():
             outcome = self._decode(case)
             if outcome.failed:
-                cause, self.carries = abduced(outcome), True
+                cause, self.carrying = abduced(outcome), {case.prefix_caching}
                 left_over = left_behind(outcome, self._decode) if cause is None else NOTHING
                 outcome = replace(outcome, explanation=explain(outcome, cause, left=left_over))
         shown = "An engine that loads a checkpoint calls models of its own: there are no calls to show."
