@@ -38,6 +38,8 @@ def start(target: str, draft: str, request: "Request") -> Any:
 
 def exported(folder: str) -> str:
     """The checkpoint for this version of OpenVINO, with the tokenizer that the pipeline asks for; made on first use."""
+    import zlib
+
     import openvino
 
     def export(made: Path) -> None:
@@ -54,7 +56,8 @@ def exported(folder: str) -> str:
         for name, converted in zip(("tokenizer", "detokenizer"), tokenizers, strict=True):
             openvino.save_model(converted, made / f"openvino_{name}.xml")
 
-    model = once(Path(f"{folder}-openvino"), export)
+    weights = zlib.crc32(Path(folder, "model.safetensors").read_bytes())  # other ones may be written there later
+    model = once(Path(f"{folder}-openvino-{weights:08x}"), export)
     # An older version crashes on a tokenizer of a newer one.
     return str(once(Path(f"{model}-{openvino.get_version().replace('/', '-')}"), convert))
 
@@ -72,6 +75,38 @@ def once(made: Path, make: Any) -> Path:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     return made
+
+
+def spelled_rules(row: Any, before: str = "") -> str:
+    """The same rules a letter at a time, with ``before`` each text: no two alternatives begin alike.
+
+    Of alternatives that begin alike, some versions of xgrammar allow others as well
+    (https://github.com/mlc-ai/xgrammar/issues/618).
+
+    >>> from types import SimpleNamespace
+    >>> row = SimpleNamespace(eos_token_ids=(9,), grammar=((0, (14, 15), 1), (1, (6, 9), 0), (1, (), 1)))
+    >>> print(spelled_rules(row))
+    root ::= s0
+    s0 ::= "[" ("1" ("4" ("]" s1) | "5" ("]" s1)))
+    s1 ::= "[" ("6" ("]" s0) | "9" ("]" s1)) | ""
+    """
+
+    def spelled(texts: dict[str, int]) -> str:
+        begun: dict[str, dict[str, int]] = {}
+        for text, after in texts.items():
+            begun.setdefault(text[0], {})[text[1:]] = after
+        alike = [(letter, f"s{rest['']}" if "" in rest else f"({spelled(rest)})") for letter, rest in begun.items()]
+        return " | ".join(f'"{letter}" {rest}' for letter, rest in alike)
+
+    states: dict[int, dict[str, int]] = {}
+    for state, ids, after in row.grammar:
+        named = [token for token in ids if token not in row.eos_token_ids] if ids else row.eos_token_ids
+        leads = dict.fromkeys((f"{before}[{token}]" for token in named), after if ids else state)
+        states.setdefault(state, {}).update(leads)
+    # An EOS of the row is a stop token of the matcher: it is allowed for sure where it is text and the rules may end.
+    ends = {state for state, ids, _ in row.grammar if not ids and row.eos_token_ids}
+    rules = [f"s{state} ::= {spelled(texts)}" + ' | ""' * (state in ends) for state, texts in states.items()]
+    return "\n".join(["root ::= s0", *rules])
 
 
 def generation_config(row: "RowOptions", request: "Request") -> Any:
@@ -93,11 +128,15 @@ def generation_config(row: "RowOptions", request: "Request") -> Any:
     config.repetition_penalty = row.repetition_penalty
     config.presence_penalty = row.presence_penalty
     config.ignore_eos = not row.eos_token_ids
-    config.eos_token_id = row.eos_token_ids[0] if row.eos_token_ids else 0
-    config.stop_token_ids = set(row.eos_token_ids) or {0}
+    # There has to be one. It does not count in a grammar, even where it ends no row: so none is taken that is emitted.
+    eos = row.eos_token_ids or (256 if row.grammar else 0,)
+    config.eos_token_id, config.stop_token_ids = eos[0], set(eos)
     # The texts of the converted tokenizer have spaces between tokens.
     config.stop_strings = {" ".join(f"[{token}]" for token in stop) for stop in row.stop_sequences}
     config.include_stop_str_in_output = True
+    if row.grammar:
+        rules = spelled_rules(row, before=" ")  # the spaces between tokens
+        config.structured_output_config = openvino_genai.StructuredOutputConfig(grammar=rules)
     if row.eos_token_ids:  # a minimum holds back whatever is an EOS, also where EOS are ignored
         config.min_new_tokens = row.min_new_tokens
     if request.drafting != "none":
