@@ -133,7 +133,7 @@ Inside = Callable[[], AbstractContextManager[Any]]
 class Hooks:
     """Optional members of a decoder class beside ``__call__``, with their defaults.
 
-    ``open()`` and ``close()`` set the instance up and shut it down. Once it is open, ``version`` is what the engine
+    ``open()`` sets it up, ``close()`` shuts it down, ``renew()`` makes it new. Then ``version`` is what the engine
     calls itself, and ``note`` is printed in reports. ``load(target, draft, request)`` makes ready what a request with
     these folders and settings needs, if it is not: it comes before each request, has a limit of its own, and takes no
     time of a case. Whatever it raises declines the request, and those like it. After each request, ``observed`` holds
@@ -143,8 +143,6 @@ class Hooks:
     ``wrong_context`` the first one that saw something wrong: a fingerprint, and what it was. For scripts that show
     it with the engine alone, the class has in ``script`` the functions that drive it (``prepare()``, ``start(target,
     draft, request)``, ``decode(engine, request)`` and what they need) and in ``requirements`` the packages to install.
-    An engine whose ``open()`` takes long may have ``renew()``, which leaves it as a new process would be: it is called
-    in place of starting one.
     ``switches`` are names of what no target can be asked about; with one on, `Completion.alone` is to be told.
 
         >>> Hooks().version, Hooks().requirements

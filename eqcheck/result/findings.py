@@ -163,10 +163,9 @@ class Audit:
     ``real_pair`` is what the decoder did on trained models, where asked, ``evidence`` what its sampled tokens say.
     ``facts`` are what only this lane has to say, by the names of the report; ``files`` are what it adds to the report's
     folder. ``listed`` are violations that the user lists as known, by fingerprint, ``outdated`` says why the audit
-    fails beside them: entries are past or gone, or more draft tokens are lost than may be. ``written`` is the
-    date, ``command`` what was typed, if any.
-    ``counted`` are cases drawn elsewhere, without outcomes here. ``wealth`` and ``exclusion`` make up the evidence;
-    ``telling`` is the case that adds most to it, with the natural logarithm of that.
+    fails beside them: entries are past or gone, or too many draft tokens are lost. ``written`` is the date, ``command``
+    what was typed. ``counted`` are cases drawn elsewhere, without outcomes here. ``wealth`` and ``exclusion`` make up
+    the evidence; ``telling`` is the case that adds most to it, with the natural logarithm of that.
     """
 
     decoder: Decoder

@@ -147,8 +147,11 @@ class CheckpointLane(Lane):
     def _belongs(self, outcome: Outcome) -> int | None:
         """The finding with which a case fails even without its other options, or whose cause explains its tokens."""
         named = needs(outcome.case)
-        numbered = [one for one in enumerate(self.result.findings) if one[1].standing == "violation"]
-        possible = {number: finding for number, finding in numbered if set(finding.needs) <= set(named)}
+        possible = {
+            number: finding
+            for number, finding in enumerate(self.result.findings)
+            if finding.standing == "violation" and set(finding.needs) <= set(named)
+        }
         near = [number for number, finding in possible.items() if outcome.symptom in finding.seen]
         vague = []
         for number in near:
