@@ -194,7 +194,10 @@ def _decoded(decoder: Decoder, case: EngineCase, served: Served) -> list[list[in
         return "crash/exception"
     if not isinstance(outputs, list) or len(outputs) != len(case.rows):
         return "crash/invalid-output"
-    return [[int(token) for token in row] for row in outputs]
+    rows = [[int(token) for token in row] for row in outputs]
+    if any(not 0 <= token < VOCAB_SIZE for row in rows for token in row):
+        return "crash/invalid-output"
+    return rows
 
 
 @contextmanager
