@@ -30,7 +30,7 @@ HEAD = """# Scoreboard
 audit saw: how many cases, and how many of them are wrong. "Not tried" says nothing of the engine. Where none was
 wrong, [limits](limits.md) says which faults would not have shown.
 
-A cell counts all cases that failed, those too that did not fail again in a new process. It names a cause if a stored
+A cell counts all cases that failed, those too that did not fail again in a new engine. It names a cause if a stored
 case of it is from there; other cells may have it, too. Seeds that are ignored are counted beside the cases.
 """
 

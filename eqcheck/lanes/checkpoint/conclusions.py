@@ -88,7 +88,7 @@ def _warnings(result: Audit) -> list[str]:
     if result.doubtful:
         count = sum(finding.count for finding in result.doubtful)
         ids = ", ".join(finding.case.id for finding in result.doubtful[:5])
-        said = f"{many(count, 'failing case')} did not fail in the same way when decoded alone by a new process ({ids})"
+        said = f"{many(count, 'failing case')} did not fail in the same way when decoded alone by a new engine ({ids})"
         warnings.append(Notice(f"{said}; what was decoded before may matter, so this is no violation", INCONCLUSIVE))
     return warnings
 

@@ -184,7 +184,7 @@ class CheckpointLane(Lane):
         return cause is not None
 
     def repeats(self, outcome: Outcome) -> bool:
-        """Whether a new process gives the same answer to this case alone, time and again; else each of a few new ones.
+        """Whether a new engine gives the same answer to this case alone, time and again; else each of a few new ones.
 
         One that did not end gets more time, once: a slow case on a busy machine is no hang.
         """
@@ -260,7 +260,7 @@ class CheckpointLane(Lane):
         return finding
 
     def _always_wrong(self, outcome: Outcome) -> bool:
-        """Whether each new process gives wrong tokens, though not the same ones; a built checkpoint has no ties."""
+        """Whether each new engine gives wrong tokens, though not the same ones; a built checkpoint has no ties."""
         if outcome.outputs is None or not checkpoint(outcome.case.checkpoint).built:
             return False
         for _ in range(REPEATS):
