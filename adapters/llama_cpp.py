@@ -159,6 +159,7 @@ def parameters(target: Path, draft: Path, request: Request) -> Any:
     many = len(request.prompts) >= _MANY_ROWS
     few = _FEW_SLOTS if any(row.arrival for row in request.rows) else 1
     slots = _MANY_SLOTS if many else few if request.prefix_caching else _SLOTS
+    slots = max(slots, *(row.n for row in request.rows))  # answers to one request run at the same time
     kinds = xllamacpp.common_speculative_type
     exact = xllamacpp.ggml_type.GGML_TYPE_F32
     params = xllamacpp.CommonParams()
@@ -196,6 +197,7 @@ def asked(prompt: list[int], row: RowOptions, request: Request) -> dict[str, Any
         "n_predict": row.max_new_tokens,
         "stop": [*map(text, row.eos_token_ids), *("".join(map(text, stop)) for stop in row.stop_sequences)],
         "return_tokens": True,
+        "n_cmpl": row.n,
         "samplers": ["penalties", "temperature"],
         "temperature": 0.0,
         "repeat_penalty": row.repetition_penalty,
@@ -246,11 +248,16 @@ class LlamaServer:
 
         server = xllamacpp.Server(parameters(*self.load(target, draft, request), request))
         url = server.listening_address
-        bodies = [asked(prompt, row, request) for prompt, row in zip(request.prompts, request.rows, strict=True)]
-        late = [row.arrival * _LATE_S for row in request.rows]
+        firsts, row = list[int](), 0
+        while row < len(request.prompts):  # answers to one request stand side by side
+            firsts.append(row)
+            row += request.rows[row].n
+        bodies = [asked(request.prompts[first], request.rows[first], request) for first in firsts]
+        late = [request.rows[first].arrival * _LATE_S for first in firsts]
         in_turn = request.prefix_caching and not any(late)  # so a wrong row is wrong each time
         with ThreadPoolExecutor(1 if in_turn else len(bodies)) as pool:
-            answers = list(pool.map(partial(_complete, url, time.monotonic()), bodies, late))
+            told = list(pool.map(partial(_complete, url, time.monotonic()), bodies, late))
+        answers = [answer for several in told for answer in several]
         timings = [answer["timings"] for answer in answers]
         last = max(answer["finished"] for answer in answers)
         self.observed = {
@@ -270,18 +277,19 @@ class LlamaServer:
         return self.models[folder, dtype]
 
 
-def _complete(url: str, began: float, body: dict[str, Any], late: float) -> dict[str, Any]:
-    """The server's answer for a row."""
+def _complete(url: str, began: float, body: dict[str, Any], late: float) -> list[dict[str, Any]]:
+    """The server's answers to a request."""
     time.sleep(late)
     request = urllib.request.Request(
         f"{url}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-            found: dict[str, Any] = json.load(answer)
+            found = json.load(answer)
     except urllib.error.HTTPError as error:
         raise RuntimeError(f"{error.code} {error.read().decode(errors='replace')[:500]}") from error
-    return found | {"finished": time.monotonic() - began}
+    several: list[dict[str, Any]] = found if isinstance(found, list) else [found]
+    return [one | {"finished": time.monotonic() - began} for one in sorted(several, key=itemgetter("index"))]
 
 
 _CLAIMS: dict[str, Any] = {
@@ -298,6 +306,7 @@ _CLAIMS: dict[str, Any] = {
         "grammar",
         "many-rows",
         "arrivals",
+        "n",
         "token-budget",
         "prefix-caching",
         "ngram",

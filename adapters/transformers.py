@@ -114,6 +114,8 @@ def _scoring(row: RowOptions, prompt: list[int], vocabulary: int) -> dict[str, A
     asked: dict[str, Any] = {"repetition_penalty": row.repetition_penalty, "min_new_tokens": row.min_new_tokens or None}
     if row.logit_bias:
         asked["sequence_bias"] = [[[token], float(bias)] for token, bias in row.logit_bias]
+    if row.no_repeat_ngram_size:
+        asked["no_repeat_ngram_size"] = row.no_repeat_ngram_size
     if row.bad_words:
         asked["bad_words_ids"] = list(map(list, row.bad_words))
     if row.grammar:
@@ -174,13 +176,18 @@ def _padded(target: Any, prompt: torch.Tensor) -> dict[str, Any]:
     """The prompt behind three pads."""
     mask = torch.ones(1, prompt.shape[1] + 3, dtype=torch.long)
     mask[:, :3] = 0
-    return {"inputs": torch.cat([torch.zeros(1, 3, dtype=torch.long), prompt], 1), "attention_mask": mask}
+    return {"input_ids": torch.cat([torch.zeros(1, 3, dtype=torch.long), prompt], 1), "attention_mask": mask}
 
 
 def _third(target: Any, prompt: torch.Tensor) -> dict[str, Any]:
     """A criterion of the caller's: three new tokens."""
     end = prompt.shape[1] + 3
     return {"stopping_criteria": [lambda tokens, scores, **options: torch.tensor([tokens.shape[1] >= end])]}
+
+
+def _embedded(target: Any, prompt: torch.Tensor) -> dict[str, Any]:
+    """The prompt and its embeddings, which say the same."""
+    return {"input_ids": prompt, "inputs_embeds": target.get_input_embeddings()(prompt)}
 
 
 def _asked(**options: Any) -> Any:
@@ -190,6 +197,15 @@ def _asked(**options: Any) -> Any:
 def _allowed(batch: int, tokens: torch.Tensor) -> list[int]:
     return [token for token in range(256) if (token + len(tokens)) % 3]
 
+
+def _processed(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    """A processor of the caller's: some ids are forbidden, others after each number of tokens."""
+    every = torch.arange(scores.shape[1]) + tokens.shape[1]
+    return scores.masked_fill(every % 4 == 0, float("-inf"))
+
+
+_OF_DRAFTS = {"num_assistant_tokens_schedule": "heuristic", "assistant_confidence_threshold": 0.4}
+"""Settings of a draft model, by which the number of its drafts changes."""
 
 _SWITCHES: dict[str, Any] = {
     "guidance_scale": _asked(guidance_scale=0.317),  # more of what is seen without the prompt
@@ -205,13 +221,26 @@ _SWITCHES: dict[str, Any] = {
     "assistant_early_exit": _asked(assistant_early_exit=1),
     "position_ids": lambda target, prompt: {"position_ids": torch.arange(prompt.shape[1])[None] + 3},
     "prefill_chunk_size": _asked(prefill_chunk_size=3),
-    "no_repeat_ngram_size": _asked(no_repeat_ngram_size=2),
     "sequence_bias": lambda target, prompt: {"sequence_bias": [[prompt[0, -2:].tolist(), -9.0], [[7], 3.0]]},
     "begin_suppress_tokens": _asked(begin_suppress_tokens=list(range(0, 256, 2))),
     "forced_eos_token_id": _asked(forced_eos_token_id=9),
     "watermarking_config": lambda target, prompt: {"watermarking_config": WatermarkingConfig(bias=5.0)},
     "prefix_allowed_tokens_fn": _asked(prefix_allowed_tokens_fn=_allowed),
     "renormalize_logits": _asked(renormalize_logits=True, output_scores=True),
+    **dict.fromkeys(_OF_DRAFTS, _asked()),
+    "max_matching_ngram_size": _asked(max_matching_ngram_size=4),
+    "cache_implementation": _asked(cache_implementation="dynamic"),
+    "logits_processor": _asked(logits_processor=[_processed]),
+    "inputs_embeds": _embedded,
+    "max_length": lambda target, prompt: {"max_new_tokens": None, "max_length": prompt.shape[1] + 7},
+    "min_length": lambda target, prompt: {"min_length": prompt.shape[1] + 9, "eos_token_id": list(range(0, 256, 3))},
+    "exponential_decay_length_penalty": _asked(exponential_decay_length_penalty=(3, 1.4), eos_token_id=[9, 17]),
+    "output_attentions": _asked(output_attentions=True),
+    "encoder_repetition_penalty": _asked(encoder_repetition_penalty=0.6),
+    "encoder_no_repeat_ngram_size": _asked(encoder_no_repeat_ngram_size=1),
+    "typical_p_0": _asked(do_sample=True, top_k=0, typical_p=1e-9),
+    "epsilon_cutoff_1": _asked(do_sample=True, top_k=0, epsilon_cutoff=0.99),
+    "top_h_0": _asked(do_sample=True, top_k=0, top_h=1e-9),
 }
 """Arguments of ``generate()`` that no target can be asked about; made anew for each call."""
 
@@ -300,24 +329,25 @@ class Served:
         early = {"assistant_early_exit": 1} if request.switch == "assistant_early_exit" else {}
         answers, margins = list[Any](), list[float]()
         drafts = {} if request.drafting == "none" else early or _drafting(draft, request)
+        if request.switch in _OF_DRAFTS and "assistant_model" in drafts:
+            setattr(draft.generation_config, request.switch, _OF_DRAFTS[request.switch])
         for drafting in ({}, drafts):
             own = {} if early else _SWITCHES[str(request.switch)](target, prompt)
-            given: dict[str, Any] = {"inputs": prompt, "attention_mask": torch.ones_like(prompt), "do_sample": False}
+            given: dict[str, Any] = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt), "do_sample": False}
+            given |= {"max_new_tokens": row.max_new_tokens, "eos_token_id": list(row.eos_token_ids) or None}
             given |= {"output_scores": not answers, **own}
             try:
                 output = target.generate(
                     **given,
-                    max_new_tokens=row.max_new_tokens,
-                    eos_token_id=list(row.eos_token_ids) or None,
                     pad_token_id=request.pad_token_id,
                     return_dict_in_generate=True,
                     **drafting,
                 )
-            except ValueError as error:
+            except Exception as error:
                 if answers:
                     raise
                 raise eqcheck.Unsupported(f"{request.switch}, without drafts: {error}") from error
-            answers.append((output.sequences[0, given["inputs"].shape[1] :].tolist(), _beside(output, own)))
+            answers.append((output.sequences[0, given["input_ids"].shape[1] :].tolist(), _beside(output, own)))
             if len(answers) == 1:  # the scores were asked for
                 margins = [(s.topk(2).values @ torch.tensor([1.0, -1.0])).item() for s in output.scores]
         (alone, own_beside), (tokens, beside) = answers
@@ -341,6 +371,7 @@ _CLAIMS: dict[str, Any] = {
         "logit-bias",
         "bad-words",
         "allowed-ids",
+        "no-repeat-ngram-size",
         "grammar",
         "stop-sequences",
         "ngram",

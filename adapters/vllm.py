@@ -134,6 +134,7 @@ def sampling(row: "RowOptions") -> Any:
     from vllm.sampling_params import StructuredOutputsParams
 
     asked = SamplingParams(
+        n=row.n,
         temperature=row.temperature,
         top_k=row.top_k,
         top_p=row.top_p,
@@ -178,7 +179,11 @@ def decode(llm: Any, request: "Request", observed: dict[str, Any] | None = None)
 
     torch.manual_seed(random.getrandbits(48))
     engine, observed = llm.llm_engine, {} if observed is None else observed
-    waiting = sorted(range(len(request.prompts)), key=lambda row: request.rows[row].arrival)
+    first, waiting = 0, list[int]()
+    while first < len(request.prompts):  # answers to one request stand side by side
+        waiting.append(first)
+        first += request.rows[first].n
+    waiting.sort(key=lambda row: request.rows[row].arrival)
     outputs: dict[int, list[int]] = {}
     ends: dict[int, dict[str, Any]] = {}
     rounds: list[list[Any]] = [[] for _ in request.prompts]
@@ -191,13 +196,14 @@ def decode(llm: Any, request: "Request", observed: dict[str, Any] | None = None)
             observed["late_rows"] = observed.get("late_rows", 0) + (step > 0)
             engine.add_request(str(row), {"prompt_token_ids": request.prompts[row]}, sampling(request.rows[row]))
         for result in engine.step():
-            row, tokens = int(result.request_id.partition("-")[0]), list(result.outputs[0].token_ids)
+            (output,) = result.outputs
+            row, tokens = int(result.request_id.partition("-")[0]) + output.index, list(output.token_ids)
             before = len(outputs.get(row, ()))
             if before:
                 proposed = Dictated.proposed[row][before] if request.drafting == "dictated" else []
                 rounds[row].append([before, proposed, len(tokens)])
             of_prompt = ends.get(row, {}).get("prompt_logprobs")  # told once
-            outputs[row], ends[row] = tokens, ended(request.rows[row], result.outputs[0])
+            outputs[row], ends[row] = tokens, ended(request.rows[row], output)
             if result.prompt_logprobs:
                 places = zip(request.prompts[row], result.prompt_logprobs, strict=True)
                 of_prompt = [place and float(place[token].logprob) for token, place in places]
@@ -374,6 +380,7 @@ _CLAIMS: dict[str, Any] = {
         "logprobs",
         "prompt-logprobs",
         "cancel",
+        "n",
         "min-new-tokens",
         "repetition-penalty",
         "presence-penalty",
@@ -393,6 +400,7 @@ _CLAIMS: dict[str, Any] = {
         "top-p",
         "seeds",
     ),
+    "requires": ("sampled-n",),  # the engine refuses several greedy answers
     "seeds": "repeatable",
     "option_order": ("temperature", "min-p", "top-k", "top-p"),
 }

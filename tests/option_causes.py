@@ -27,6 +27,8 @@ CAUSES = [
     ("frequency-ignored", "frequency-penalty", "option-ignored"),
     ("stale", "frequency-penalty", "option-stale"),
     ("stale", "bad-words", "option-stale"),
+    ("ngrams-ignored", "no-repeat-ngram-size", "option-ignored"),
+    ("stale", "no-repeat-ngram-size", "option-stale"),
     ("over-rejected", "frequency-penalty", "option-over-rejected"),
     ("once-a-round", "frequency-penalty", "option-once-a-round"),
     ("bonus-without", "logit-bias", "option-missing-at-bonus"),

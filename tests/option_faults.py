@@ -20,7 +20,7 @@ from eqcheck.contract.decoders import Request, RowOptions
 from eqcheck.contract.options import SCORING
 
 CLAIMS = ("row-limits", "row-eos", "min-new-tokens", "presence-penalty", "repetition-penalty")
-NEW = ("frequency-penalty", "logit-bias", "bad-words", "allowed-ids")
+NEW = ("frequency-penalty", "logit-bias", "bad-words", "allowed-ids", "no-repeat-ngram-size")
 
 
 @dataclass
@@ -94,6 +94,7 @@ FAULTS: dict[str, Fault] = {
         replace(at.row.options, bad_words=tuple(word for word in at.row.options.bad_words if len(word) == 1)),
         at.before,
     ),
+    "ngrams-ignored": lambda at: (at.off("no_repeat_ngram_size"), at.before),
     "allowed-ignored": lambda at: (at.off("allowed_ids"), at.before),
     "stale": lambda at: (at.row.options, at.row.output),
     "stale-bonus": lambda at: (at.row.options, at.row.output if at.bonus else at.before),

@@ -8,13 +8,14 @@ import pytest
 import torch
 from transformers.generation.logits_process import (
     MinPLogitsWarper,
+    NoRepeatNGramLogitsProcessor,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.truth.law import law
+from eqcheck.truth.law import law, penalised
 
 
 def options(draw: random.Random, vocabulary: int) -> RowOptions:
@@ -47,6 +48,18 @@ def test_the_law_is_that_of_transformers_bit_by_bit(seed: int) -> None:
     rows = [options(draw, vocabulary) for _ in range(3)]
     alone = torch.cat([by_transformers(scores[i : i + 1], row) for i, row in enumerate(rows)])
     assert torch.equal(law(scores, rows).probabilities, alone)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_ngrams_that_may_not_occur_twice_are_those_of_transformers(size: int) -> None:
+    draw = random.Random(size)
+    for length in range(12):
+        prompt, output = draw.choices(range(4), k=draw.randint(1, 5)), draw.choices(range(4), k=length)
+        scores = torch.randn(length + 1, 8, dtype=torch.float64)
+        ours = penalised(scores, RowOptions(20, no_repeat_ngram_size=size), prompt, output)
+        for number, score in enumerate(scores):
+            before = torch.tensor([[*prompt, *output[:number]]])
+            assert torch.equal(NoRepeatNGramLogitsProcessor(size)(before, score[None])[0], ours[number])
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from eqcheck.campaign.loop import audit
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.judge import Judge
+from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.outcome import judged
 from eqcheck.lanes.checkpoint.reduction import needs, without
 from eqcheck.lanes.sampling.drawing import SampledEngineCases
+from eqcheck.result.findings import Options
 
 BESIDE = "with guidance the engine returns other states with the row than it does without drafts"
 CASE = EngineCase((EngineRow((1, 2), RowOptions(3)),), 2, checkpoint="full", switch="guidance")
@@ -81,3 +86,39 @@ def test_engines_are_asked_for_laws_that_leave_one_token() -> None:
     assert any(one.top_k == 1 for one in options)
     assert any(one.min_p == 0.99 for one in options)
     assert any(one.top_p == 0.002 for one in options)
+
+
+_RAISES = """
+import eqcheck
+from eqcheck.checkpoints.models import checkpoint
+from eqcheck.checkpoints.truth import FunctionTruth
+from eqcheck.case.engine import EngineRow
+
+
+@eqcheck.decoder(name="raises", checkpoints=True)
+class Engine:
+    switches = ("a", "b")
+
+    def __call__(self, target, draft, request):
+        if {condition}:
+            raise KeyError("no such layer")
+        truth = FunctionTruth(checkpoint("full").built[0].function)
+        rows = zip(request.prompts, request.rows, strict=True)
+        told = [truth.row(EngineRow(tuple(prompt), row)) for prompt, row in rows]
+        return [eqcheck.Completion(tokens, alone={{"tokens": tokens}}) for tokens in told] if request.switch else told
+"""
+
+
+@pytest.mark.parametrize(
+    ("condition", "fingerprints"),
+    [
+        ("request.switch == 'b'", ["crash/exception:KeyError with b"]),
+        ("len(request.prompts) > 2", ["crash/exception:KeyError"]),
+        ("False", []),
+    ],
+)
+def test_a_crash_is_that_of_a_switch_if_it_needs_it(condition: str, fingerprints: list[str], tmp_path: Path) -> None:
+    (tmp_path / "raises.py").write_text(_RAISES.format(condition=condition))
+    found = audit(registry.load(str(tmp_path / "raises.py")), Options(cases=30, python=sys.executable))
+    assert sorted({finding.fingerprint for finding in found.violations}) == fingerprints
+    assert not found.doubtful

@@ -84,7 +84,7 @@ def _over_prompt(evidence: Evidence, name: str) -> Iterator[tuple[str, Predicted
         least = [max(0, row.options.min_new_tokens - len(row.prompt)) for row in evidence.case.rows]
         altered = [row_with(row, min_new_tokens=n) for row, n in zip(evidence.case.rows, least, strict=True)]
         yield "option-over-prompt", _chosen(evidence, altered)
-    elif name == "repetition_penalty":
+    elif name in ("repetition_penalty", "no_repeat_ngram_size"):
         yield "option-without-prompt", _chosen(evidence, [AskedRow((), row.options) for row in evidence.case.rows])
     elif name in PENALTIES or name in ("bad_words", "grammar"):
         yield "option-over-prompt", _chosen(evidence, evidence.case.rows, prompted=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from msgspec import Meta
@@ -86,6 +87,25 @@ class EngineRow:
         )
 
 
+def answered_together(rows: Iterable[EngineRow]) -> tuple[EngineRow, ...]:
+    """The rows, where ``n`` says how many of them side by side are answers to one request.
+
+    Rows may have been left out or changed since they were one request; then ``n`` is lower.
+
+    >>> row = EngineRow((1, 2), RowOptions(4, n=3))
+    >>> [one.options.n for one in answered_together([row, row, EngineRow((1,), row.options)])]
+    [2, 2, 1]
+    """
+    told = list[EngineRow]()
+    for _, alike in groupby(rows, key=lambda row: (row.prompt, row.options)):
+        left = list(alike)
+        while left:
+            count = min(left[0].options.n, len(left))
+            told += (replace(row, options=replace(row.options, n=count)) for row in left[:count])
+            left = left[count:]
+    return tuple(told)
+
+
 _OPTIONS = tuple(field.name for field in fields(RowOptions))
 
 
@@ -130,6 +150,11 @@ class EngineCase(AnyCase):
     prefix_caching: Annotated[bool | None, Meta(extra={"is": "true, false or null"})] = None
     checkpoint: str = ""
     switch: Annotated[str | None, Meta(extra={"is": "the name of a switch of the engine, or null"})] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(row.options.n > 1 for row in self.rows):
+            object.__setattr__(self, "rows", answered_together(self.rows))
 
     @property
     def prompts(self) -> tuple[tuple[int, ...], ...]:

@@ -46,6 +46,7 @@ CAPABILITIES = {
     "logit-bias": "numbers are added to the logits of tokens",
     "bad-words": "new tokens may not contain certain tokens, or certain sequences of them",
     "allowed-ids": "new tokens are all from a list",
+    "no-repeat-ngram-size": "no so many tokens in a row may occur twice in prompt and output",
     "grammar": "new tokens follow a grammar over token ids, and a row ends where that lets it end",
     "many-rows": "up to 128 rows",
     "arrivals": "rows are handed over while others run",
@@ -60,6 +61,7 @@ CAPABILITIES = {
     "top-p": "a sampled row is cut to the likeliest tokens that reach a share together",
     "min-p": "a sampled row is cut to tokens not below a share of the likeliest one",
     "seeds": "a sampled row may have a seed",
+    "n": "a request may have several answers: rows side by side with the same prompt and options",
     "stop-sequences": "a row ends where its new tokens end with one of its stop sequences",
     "finish-reason": "rows are returned with why they ended",
     "cancel": "a row may be cancelled when it has so many new tokens",
@@ -191,11 +193,10 @@ class Decoder:
       ``kinds`` are the built checkpoints that it loads (`eqcheck checkpoint list`), ``environment`` the environment of
       its own in which it runs;
     - ``capabilities``: those of `CAPABILITIES` that it has. Of a decoder that samples, ``seeds`` is its promise for a
-      row with a seed (`eqcheck.contract.options.SEEDS`), ``option_order`` the order in which it applies options
-      (`ORDER` there), and ``lossless`` the reason why it does not draw from the target's law, where it means not to.
+      row with a seed (`eqcheck.contract.options.SEEDS`), ``option_order`` the order of its options (`ORDER` there),
+      and ``lossless`` the reason why it does not draw from the target's law, where it means not to.
 
-    ``spec`` names it again; ``inside()`` is the context in which its code finds the modules that it imports
-    (`eqcheck.contract.modules`). Raises `UsageError` for a claim that cannot be meant.
+    ``spec`` names it again; ``inside()`` is its code's context. Raises `UsageError` for a claim that cannot be meant.
 
         >>> from eqcheck import load
         >>> load("hf_pr").padding_sides, load("hf_pr").families
@@ -247,9 +248,8 @@ class Decoder:
         keep("known", dict(self.known or {}))
         for fingerprint in self.known:
             if fingerprint.partition(":")[0] not in FINGERPRINTS:
-                raise UsageError(
-                    f"known: there is no violation {fingerprint!r}{did_you_mean(fingerprint, FINGERPRINTS)}"
-                )
+                hint = did_you_mean(fingerprint, FINGERPRINTS)
+                raise UsageError(f"known: there is no violation {fingerprint!r}{hint}")
 
     def __call__(self, target: Any, draft: Any, request: Request) -> Any:
         with self.running() as generate:

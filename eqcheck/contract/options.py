@@ -33,7 +33,7 @@ PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_pena
 LISTS = ("logit_bias", "bad_words", "allowed_ids", "grammar")
 """Options that change the scores of the tokens that they name; off where they name none."""
 
-SCORING: dict[str, Any] = {"min_new_tokens": 0, **PENALTIES, **dict.fromkeys(LISTS, ())}
+SCORING: dict[str, Any] = {"min_new_tokens": 0, "no_repeat_ngram_size": 0, **PENALTIES, **dict.fromkeys(LISTS, ())}
 """All options of a row that change scores, greedy rows' as well, and the values at which they do not."""
 
 
@@ -74,10 +74,11 @@ class RowOptions:
     is handed over after so many steps of the engine. ``logprobs``: the row is to come with those of its tokens;
     ``prompt_logprobs``: with those of its prompt's.
     ``cancel_after``: the caller needs no more than so many new tokens; the row may end there or somewhat later.
+    ``n``: the request has so many answers; each is a row of its own, and they stand side by side.
 
-    `eqcheck.truth.law.penalised` says how penalties, ``logit_bias`` (numbers by token, kept as pairs), ``bad_words``
-    and ``allowed_ids`` change scores; where no ids are allowed by name, all are. ``grammar`` has edges, see
-    `eqcheck.contract.grammars`: what it does not allow behind the row's new tokens is forbidden.
+    `eqcheck.truth.law.penalised` says how penalties, ``logit_bias`` (numbers by token, kept as pairs), ``bad_words``,
+    ``no_repeat_ngram_size`` and ``allowed_ids`` change scores; where no ids are allowed by name, all are. ``grammar``
+    has edges, see `eqcheck.contract.grammars`: what it does not allow behind the row's new tokens is forbidden.
 
     At a ``temperature`` above 0 the row is sampled: its scores are divided by it, cut to the ``top_k`` highest (0: no
     cut), to the most likely ones that reach ``top_p`` together (1.0: no cut), and to those not below ``min_p`` of the
@@ -91,7 +92,7 @@ class RowOptions:
 
     # Fields that came later: cases whose rows have none of them keep their ids.
     omitted: ClassVar[tuple[str, ...]] = ("stop_sequences", "frequency_penalty", *LISTS, "logprobs", "cancel_after",
-                                          "prompt_logprobs")  # fmt: skip
+                                          "prompt_logprobs", "no_repeat_ngram_size", "n")  # fmt: skip
     max_new_tokens: int
     eos_token_ids: Annotated[tuple[int, ...], Meta(extra=_TOKENS)] = ()
     min_new_tokens: Annotated[int, Meta(ge=0, extra={"is": "a whole number from 0"})] = 0
@@ -112,6 +113,8 @@ class RowOptions:
     cancel_after: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     prompt_logprobs: bool = False
     grammar: Annotated[tuple[tuple[_State, tuple[int, ...], _State], ...], Meta(extra=_EDGES)] = ()
+    no_repeat_ngram_size: Annotated[int, Meta(ge=0, le=2**31 - 1, extra={"is": "a whole number from 0 (off)"})] = 0
+    n: Annotated[int, Meta(ge=1, le=128)] = 1
 
     def __post_init__(self) -> None:
         if isinstance(self.logit_bias, Mapping):

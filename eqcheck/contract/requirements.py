@@ -23,6 +23,7 @@ REQUIREMENTS = {
     "min-limit-2": "max_new_tokens is at least 2",
     "one-temperature": "all rows have one temperature",
     "one-sampling": "all rows have one temperature, top_k, top_p and min_p",
+    "sampled-n": "a request with several answers is sampled",
 }
 """What a decoder may need of every request, beside ids that are to stand in no prompt; see `told`."""
 _BARRED = re.compile(r"id-(0|[1-9]\d{0,8})-not-in-prompt")
@@ -68,6 +69,7 @@ _MET: dict[str, Callable[[_Asked], bool]] = {
     "min-limit-2": lambda asked: min([asked.max_new_tokens, *(row.max_new_tokens for row in asked.rows)]) >= 2,
     "one-temperature": lambda asked: _alike(asked, "temperature"),
     "one-sampling": lambda asked: _alike(asked, *_SAMPLING),
+    "sampled-n": lambda asked: all(row.n == 1 or row.temperature for row in asked.rows),
 }
 
 

@@ -23,7 +23,8 @@ _TOLD = 10  # near-ties that are told one by one
 
 PAIRED = (
     *("row_limits", "ended_by_eos", "stopped", "cancelled", "min_new_tokens", "penalty", "frequency_penalty"),
-    *("logit_bias", "bad_words", "allowed_ids", "grammar", "logprobs", "prompt_logprobs", "ngram", "dictated"),
+    *("logit_bias", "bad_words", "allowed_ids", "no_repeat_ngram_size", "grammar", "logprobs", "prompt_logprobs"),
+    *("ngram", "dictated", "answers"),
     *("many_rows", "late_rows", "token_budget", "prefix_hits", "preemptions"),
 )
 """The counters of options and settings at work on checkpoints; they are counted in pairs, too."""

@@ -213,7 +213,10 @@ class InterpreterWorker(ProcessWorker):
         if "error" in answer:
             place = _PLACE.search(str(answer.get("message", "")))
             kind = one_line(str(answer["error"]))
-            failure = crash("exception", f"{kind} at {place[0]}" if place else kind, _first_line(answer))
+            subject = f"{kind} at {place[0]}" if place else kind
+            if switch := getattr(case, "switch", None):  # another fault than that of another switch
+                subject += f" with {switch}"
+            failure = crash("exception", subject, _first_line(answer))
             trace = printable(str(answer.get("traceback", "")))
             return Outcome(case, "violation", explanation=failure, traceback=trace)
         return self._judge(case, answer)

@@ -19,7 +19,7 @@ COUNTERS = {
     "min_new_tokens": ("min_new_tokens",),
     "penalty": ("repetition_penalty", "presence_penalty"),
     "frequency_penalty": ("frequency_penalty",),
-    **{name: (name,) for name in LISTS},
+    **{name: (name,) for name in (*LISTS, "no_repeat_ngram_size")},
 }
 """By counter, the options of which it counts that they changed a token."""
 
@@ -53,6 +53,15 @@ def _allowed(rng: random.Random, row: EngineRow, output: Sequence[int]) -> Engin
     return row_with(row, allowed_ids=tuple(sorted(ids - {rng.choice(output)})))
 
 
+def _unrepeated(rng: random.Random, row: EngineRow, output: Sequence[int]) -> EngineRow:
+    """Single tokens, pairs or triples; mostly fewer ids are allowed, so that these occur twice, and early."""
+    if rng.random() < 0.6:
+        return row_with(row, no_repeat_ngram_size=1)
+    size = rng.choice((1, 2, 3))
+    few = {*rng.sample(range(VOCAB_SIZE), rng.choice((5, 9)) if size > 1 else 96), *row.options.eos_token_ids}
+    return row_with(row, no_repeat_ngram_size=size, allowed_ids=tuple(sorted(few)))
+
+
 def _grammatical(rng: random.Random, row: EngineRow, output: Sequence[int]) -> EngineRow:
     return row_with(row, grammar=drawn_grammar(rng, row, output))
 
@@ -62,6 +71,7 @@ CHANGING: dict[str, Callable[[random.Random, EngineRow, Sequence[int]], EngineRo
     "logit-bias": _biased,
     "bad-words": _banned,
     "allowed-ids": _allowed,
+    "no-repeat-ngram-size": _unrepeated,
     "grammar": _grammatical,
 }
 """Options that are drawn so that they change a token of their row, by what the row emits without them."""
@@ -72,11 +82,11 @@ def drawn(
 ) -> list[EngineRow]:
     """The rows, at most so many of them with options that change a token of what they emit without."""
     names = [name for name in CHANGING if name in capabilities and name != "grammar" and rng.random() < _SHARE]
-    rows = list(rows)
+    rows, few = list(rows), "no-repeat-ngram-size" in names and "allowed-ids" in capabilities and rng.random() < 0.5
     for number in rng.sample(range(len(rows)), min(len(rows), most)) if names else ():
         for name in names:
             if rng.random() < _ALWAYS:
-                rows[number] = _until_changed(rng, rows[number], name, alone)
+                rows[number] = _until_changed(rng, rows[number], name, alone, few=few)
     return rows
 
 
@@ -87,15 +97,23 @@ def again(rng: random.Random, row: EngineRow, alone: Truth) -> EngineRow:
         if name == "grammar":
             row = ruled(rng, row, alone, _TRIES_AGAIN) if row.options.grammar else row
         elif getattr(row.options, field) != SCORING[field]:
-            row = _until_changed(rng, row_with(row, **{field: SCORING[field]}), name, alone, _TRIES_AGAIN)
+            off, few = row_with(row, **{field: SCORING[field]}), bool(row.options.allowed_ids)
+            row = _until_changed(rng, off, name, alone, _TRIES_AGAIN, few)
     return row
 
 
-def _until_changed(rng: random.Random, row: EngineRow, name: str, alone: Truth, most: int = _TRIES) -> EngineRow:
-    """The row with the option; without it, where no try changes a token."""
-    output = alone.row(row)
-    tries = (CHANGING[name](rng, row, output) for _ in range(most))
-    return next((one for one in tries if alone.row(one) != output), row)
+def _until_changed(
+    rng: random.Random, row: EngineRow, name: str, alone: Truth, most: int = _TRIES, few: bool = True
+) -> EngineRow:
+    """The row with the option; without it, where no try changes a token. ``few``: it may be allowed a few ids alone."""
+    output, field = alone.row(row), name.replace("-", "_")
+    for _ in range(most):
+        asked = CHANGING[name](rng, row, output)
+        joined = field != "allowed_ids" and asked.options.allowed_ids != row.options.allowed_ids
+        without = alone.row(row_with(asked, **{field: SCORING[field]})) if joined else output
+        if (few or not joined) and alone.row(asked) != without:
+            return asked
+    return row
 
 
 def triggered(case: EngineCase, outputs: Sequence[tuple[int, ...]]) -> set[str]:

@@ -25,7 +25,14 @@ from eqcheck.contract.sizes import SERVED, Bounds
 from eqcheck.lanes.checkpoint import changing
 from eqcheck.lanes.checkpoint.grammars import grammars_seen, with_grammars
 from eqcheck.lanes.checkpoint.reaching import KV_BLOCK, Reach, going_on, reached, reaches, reaching
-from eqcheck.lanes.checkpoint.stops import places, stops_seen, with_cancelled, with_logprobs, with_stops
+from eqcheck.lanes.checkpoint.stops import (
+    ending_like,
+    stops_seen,
+    with_answers,
+    with_cancelled,
+    with_logprobs,
+    with_stops,
+)
 
 BLOCK = 20  # cases under one setting of the engine, which has to start for it
 REACHING = 1  # of them, the last one
@@ -89,7 +96,9 @@ class EngineCases:
             own = random.Random(f"eqcheck {self.seed} stops {number}")
             case = with_stops(own, case) if self._has(own, "stop-sequences", 0.4) else case
             case = with_cancelled(own, case) if self._has(own, "cancel", 0.3) else case
-            return with_logprobs(case, self._has(own, "logprobs", 0.5), self._has(own, "prompt-logprobs", 0.3))
+            case = with_logprobs(case, self._has(own, "logprobs", 0.5), self._has(own, "prompt-logprobs", 0.3))
+            own = random.Random(f"eqcheck {self.seed} answers {number}")
+            return with_answers(own, case, self.requires, self.bounds.rows) if self._has(own, "n", 0.3) else case
         kind = far[(block + block // lcm(len(far), len(self.kinds))) % len(far)]  # each meets each kind of checkpoint
         of_block = random.Random(f"eqcheck {self.seed} reach {block}")
         case = reaching(kind, of_block, rng, settings, self.bounds, self.capabilities)
@@ -269,8 +278,11 @@ def alike(case: EngineCase, number: int, requires: tuple[str, ...] = ()) -> Engi
     """
     rng = random.Random(f"eqcheck alike {number}")
     ids = rng.sample(range(VOCAB_SIZE), VOCAB_SIZE)
-    rows = []
-    for row in case.rows:
+    rows = list[EngineRow]()
+    for before, row in zip((None, *case.rows), case.rows, strict=False):
+        if row == before and row.options.n > 1:  # another answer to the same request
+            rows.append(rows[-1])
+            continue
         size, options = len(row.prompt) + (rng.randint(0, _LONGER) if number % 2 else 0), row.options
         if options.min_new_tokens and number % 4 == 2:
             size = min(size, 2)  # behind a long prompt a minimum that counts it looks ignored
@@ -288,20 +300,6 @@ def alike(case: EngineCase, number: int, requires: tuple[str, ...] = ()) -> Engi
         rows = [replace(row, options=rows[0].options) for row in rows]
     other_k = _OTHER_K if number % 2 else case.num_draft_tokens
     return replace(case, rows=tuple(rows), num_draft_tokens=other_k).meeting(requires)
-
-
-def ending_like(row: EngineRow, other: EngineRow, alone: Truth) -> EngineRow:
-    """``other`` with those of its tokens as EOS ids and stops that stand where EOS ids and stops of ``row`` would."""
-    endless, others = (alone.row(row_with(each, eos_token_ids=(), stop_sequences=())) for each in (row, other))
-
-    def there(sequence: tuple[int, ...]) -> tuple[int, ...]:
-        start = next(iter(places(sequence, endless)), len(others))
-        return tuple(others[start : start + len(sequence)])
-
-    ends = [there((token,)) for token in row.options.eos_token_ids]
-    eos = tuple(dict.fromkeys(token for ids in ends for token in ids)) or other.options.eos_token_ids
-    stops = tuple(dict.fromkeys(there(stop) or stop for stop in row.options.stop_sequences))
-    return row_with(other, eos_token_ids=eos, stop_sequences=stops)
 
 
 def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: Mapping[str, Any]) -> set[str]:
@@ -331,6 +329,7 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
         "kv_blocks": case.kv_blocks is not None and (case.kv_blocks < needed or preempted),
         "prefix_hits": observed.get("prefix_hits", 0) > 0,
         "preemptions": preempted,
+        "answers": any(o.n > 1 for o in options),
         "late_rows": observed.get("late_rows", 0) > 0,
     }
     checks |= stops_seen(case, outputs) | cancelled(options, outputs) | grammars_seen(case, outputs)

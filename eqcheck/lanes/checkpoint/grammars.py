@@ -18,7 +18,7 @@ def with_grammars(rng: random.Random, case: EngineCase, alone: Truth) -> EngineC
     """The case with grammars of some rows; no more than it has where none that is tried changes a token."""
     rows = list(case.rows)
     for number in rng.sample(range(len(rows)), min(len(rows), _ROWS)):
-        if rng.random() < _MOST:
+        if rng.random() < _MOST and not rows[number].options.no_repeat_ngram_size:  # together they may allow nothing
             rows[number] = ruled(rng, rows[number], alone)
     return case.with_options(row.options for row in rows)
 

@@ -85,9 +85,11 @@ class Investigation:
             if unmet(case, self.decoder.requires):
                 return False
             tried = self.decode(case)
-            if tried.symptom == outcome.symptom:
+            switched = f"{tried.symptom} with {outcome.case.switch}"  # a crash that needs no switch is named without
+            same = outcome.symptom in (tried.symptom, "" if tried.case.switch else switched)
+            if same:
                 smaller.append(replace(tried, drawn=outcome.drawn))
-            return tried.symptom == outcome.symptom
+            return same
 
         minimise(outcome.case, fails, until - time.monotonic(), self.decoder.capabilities)
         ended = time.monotonic() < until

@@ -17,7 +17,7 @@ from eqcheck.checkpoints.judge import truth
 from eqcheck.contract.decoders import CAPABILITIES, RowOptions
 from eqcheck.contract.grammars import simpler, stuck
 from eqcheck.contract.options import SCORING
-from eqcheck.lanes.checkpoint.drawing import ending_like
+from eqcheck.lanes.checkpoint.stops import ending_like
 
 MANY = 16  # rows that a failure needs, beyond which it is a matter of their number
 _DRAFTING = {"ngram": "ngram", "dictated-drafts": "dictated"}
@@ -26,7 +26,7 @@ SWITCH = "switch "
 _PLAIN: dict[str, Any] = {field.name: field.default for field in fields(RowOptions)}
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 _ROW = (*_SAMPLING, "arrival", *SCORING, "eos_token_ids", "stop_sequences", "logprobs", "prompt_logprobs",
-        "cancel_after")  # fmt: skip
+        "cancel_after", "n")  # fmt: skip
 _ENDS = ("eos_token_ids", "stop_sequences")
 
 

@@ -6,10 +6,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from eqcheck.case.engine import EngineCase
+from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.truth import row_with
+from eqcheck.checkpoints.truth import Truth, row_with
 
 BLOCK = 16  # tokens in a block of an engine's cache
 _ROWS = 4  # more cost time: what rows emit must be known
@@ -37,6 +37,20 @@ def with_cancelled(rng: random.Random, case: EngineCase) -> EngineCase:
         else options
         for options in case.options
     )
+
+
+def with_answers(rng: random.Random, case: EngineCase, requires: Sequence[str], most: int) -> EngineCase:
+    """The case with a request that has two to four answers, and at most so many rows.
+
+    It is left as it is where drafts are dictated, rows are cancelled, or such a request has to be sampled.
+    """
+    cancelled = any(options.cancel_after for options in case.options)
+    n = min(rng.randint(2, 4), most - len(case.rows) + 1)
+    if case.drafting == "dictated" or cancelled or {"sampled-n", "batch-1"} & {*requires} or n < 2:
+        return case
+    at = rng.randrange(len(case.rows))
+    row = replace(case.rows[at], options=replace(case.rows[at].options, n=n))
+    return replace(case, rows=(*case.rows[:at], *[row] * n, *case.rows[at + 1 :]))
 
 
 def with_logprobs(case: EngineCase, new: bool, of_prompt: bool) -> EngineCase:
@@ -70,6 +84,20 @@ def stopping(rng: random.Random, prompt: Sequence[int], emitted: Sequence[int]) 
 def places(stop: Sequence[int], tokens: Sequence[int]) -> list[int]:
     """Where a sequence begins among tokens."""
     return [at for at in range(len(tokens)) if tuple(tokens[at : at + len(stop)]) == tuple(stop)]
+
+
+def ending_like(row: EngineRow, other: EngineRow, alone: Truth) -> EngineRow:
+    """``other`` with those of its tokens as EOS ids and stops that stand where EOS ids and stops of ``row`` would."""
+    endless, others = (alone.row(row_with(each, eos_token_ids=(), stop_sequences=())) for each in (row, other))
+
+    def there(sequence: tuple[int, ...]) -> tuple[int, ...]:
+        start = next(iter(places(sequence, endless)), len(others))
+        return tuple(others[start : start + len(sequence)])
+
+    ends = [there((token,)) for token in row.options.eos_token_ids]
+    eos = tuple(dict.fromkeys(token for ids in ends for token in ids)) or other.options.eos_token_ids
+    stops = tuple(dict.fromkeys(there(stop) or stop for stop in row.options.stop_sequences))
+    return row_with(other, eos_token_ids=eos, stop_sequences=stops)
 
 
 def stops_seen(case: EngineCase, outputs: Sequence[tuple[int, ...]]) -> dict[str, bool]:

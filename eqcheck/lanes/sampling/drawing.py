@@ -29,6 +29,7 @@ VOCABULARY = 64
 BLOCK = 12  # cases of an engine of one regime and one K, about 800 tokens
 LIMITS = (12, 24)  # new tokens
 _EOS_OF, _GREEDY_IN, _SEEDED_IN, _PROMISE_IN, _CUT_IN = 2, 5, 4, 3, 4  # once in so many cases, or rows
+_TOGETHER_IN = 2  # of the cases with twins that have no seeds, where a request may have several answers
 _PINNED_IN = 8  # the first case, and every so many behind it, has rows that one token alone may follow
 PINNED = {
     "top-k": ("top_k", 1),
@@ -226,6 +227,9 @@ class SampledEngineCases:
             first = rows[0].options
             seeds = [None, None] if first.seed is None else [rng.getrandbits(31), rng.getrandbits(31)]
             rows[0], rows[-1] = (replace(rows[0], options=replace(first, seed=seed)) for seed in seeds)
+            together = "n" in self.capabilities and first.seed is None and number % _PINNED_IN != 1
+            if together and rng.randrange(_TOGETHER_IN) == 0:
+                rows[:2] = [replace(rows[0], options=replace(first, n=2))] * 2
         case = SampledEngineCase(
             tuple(rows),
             num_draft_tokens=k,

@@ -162,6 +162,7 @@ def exercised(case: Any) -> list[str]:
         "twins": any(case.twin(number) is not None for number in case.sampled),
         "seeded_rows": bool(case.seeded),
         "cut_laws": any(row.top_k or row.top_p < 1 or row.min_p for row in sampled),
+        "answers": any(row.n > 1 for row in sampled),
         f"regime_{case.regime}": True,
     }
     return [name for name, is_so in seen.items() if is_so]
