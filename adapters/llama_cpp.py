@@ -12,6 +12,7 @@ which none is late go through one slot in turn.
 
 import json
 import os
+import random
 import tempfile
 import time
 import urllib.error
@@ -91,7 +92,7 @@ def _describe(writer: Any, config: dict[str, Any]) -> None:
     writer.add_key_length(size)
     writer.add_value_length(size)
     writer.add_rope_dimension_count(size)
-    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_rope_freq_base(config.get("rope_theta") or config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
     if config["model_type"] == "gemma3_text":
         writer.add_sliding_window(config["sliding_window"])
@@ -198,8 +199,12 @@ def asked(prompt: list[int], row: RowOptions, request: Request) -> dict[str, Any
         "stop": [*map(text, row.eos_token_ids), *("".join(map(text, stop)) for stop in row.stop_sequences)],
         "return_tokens": True,
         "n_cmpl": row.n,
-        "samplers": ["penalties", "temperature"],
-        "temperature": 0.0,
+        "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
+        "temperature": row.temperature,
+        "top_k": row.top_k,
+        "top_p": row.top_p,
+        "min_p": row.min_p,
+        "seed": random.getrandbits(31) if row.seed is None else row.seed,
         "repeat_penalty": row.repetition_penalty,
         "repeat_last_n": _SLOT_TOKENS,
     }
@@ -310,7 +315,13 @@ _CLAIMS: dict[str, Any] = {
         "token-budget",
         "prefix-caching",
         "ngram",
+        "temperature",
+        "top-k",
+        "top-p",
+        "min-p",
+        "seeds",
     ),
+    "seeds": "repeatable",
 }
 in_float32 = eqcheck.decoder(name="llama_cpp", checkpoints=True, origin=ORIGIN, dtype="float32", **_CLAIMS)(LlamaServer)
 in_float16 = eqcheck.decoder(name="llama_cpp_float16", checkpoints=True, origin=ORIGIN, dtype="float16", **_CLAIMS)(

@@ -127,6 +127,7 @@ def generation_config(row: "RowOptions", request: "Request") -> Any:
         config.structured_output_config = openvino_genai.StructuredOutputConfig(grammar=rules)
     if row.eos_token_ids:  # a minimum holds back whatever is an EOS, also where EOS are ignored
         config.min_new_tokens = row.min_new_tokens
+    config.logprobs = int(row.logprobs)
     if request.drafting != "none":
         config.num_assistant_tokens = request.num_draft_tokens
     if request.drafting == "ngram":
@@ -148,7 +149,7 @@ def decode(pipeline: Any, request: "Request", observed: dict[str, Any] | None = 
     prompts = [openvino.Tensor(numpy.array([prompt], dtype=numpy.int64)) for prompt in request.prompts]
     configs = [generation_config(row, request) for row in request.rows]
     observed = {} if observed is None else observed
-    if not any(row.arrival for row in request.rows):
+    if not any(row.arrival or row.logprobs for row in request.rows):  # with `generate` no log-probability is told
         results = pipeline.generate(prompts, configs)
         metrics = results[0].extended_perf_metrics
         if hasattr(metrics, "get_num_draft_tokens"):  # an older version does not count them
@@ -165,9 +166,12 @@ def decode(pipeline: Any, request: "Request", observed: dict[str, Any] | None = 
             handles[row] = pipeline.add_request(row, prompts[row], configs[row])
         pipeline.step()
         step += 1
-    found = [handles[row].read_all()[0] for row in range(len(prompts))]
-    observed["ends"] = [ended([one.finish_reason]) for one in found]
-    return [list(one.generated_ids) for one in found]
+    told = [next(iter(handles[row].read_all()), None) for row in range(len(prompts))]  # a row may be left without one
+    observed["ends"] = [ended([answer.finish_reason] if answer else ()) for answer in told]
+    for options, answer, end in zip(request.rows, told, observed["ends"], strict=True):
+        if answer and options.logprobs:
+            end["logprobs"] = list(map(float, answer.generated_log_probs))
+    return [list(answer.generated_ids) if answer else [] for answer in told]
 
 
 class Pipelines:
@@ -230,7 +234,7 @@ class Pipelines:
         completions = []
         for row, tokens, end in zip(request.rows, outputs, self.observed.pop("ends"), strict=True):
             if len(tokens) == row.max_new_tokens and row.ended(tokens):
-                end = {}  # the engine tells the limit, with and without drafts, though a stop ends the row there
+                end["finish_reason"] = None  # the limit, without drafts too, though a stop ends the row there
             completions.append(eqcheck.Completion(tokens, **end))
         return completions
 
@@ -242,6 +246,7 @@ _CLAIMS: dict[str, Any] = {
         "row-limits",
         "row-eos",
         "finish-reason",
+        "logprobs",
         "min-new-tokens",
         "repetition-penalty",
         "presence-penalty",

@@ -15,15 +15,31 @@ from eqcheck.contract import registry
 from eqcheck.contract.decoders import Request, RowOptions, hook
 
 LISTED: dict[str, dict[str, dict[str, str]]] = json.loads(Path(__file__).with_name("engine_fields.json").read_text())
-VLLM = Path(__file__).parents[1] / ".venv-vllm" / "bin" / "python"
-_FIELDS = """
+_OF_MEMBERS = """
 import json
+def members(one):
+    return [name for name in dir(one) if name[0] != "_" and not callable(getattr(one, name, None))]
+"""
+FIELDS = {
+    "vllm": """
 from vllm import SamplingParams
 from vllm.config import SpeculativeConfig
 names = {"vllm.SamplingParams": list(SamplingParams.__struct_fields__)}
 names["vllm.config.SpeculativeConfig"] = list(SpeculativeConfig.__dataclass_fields__)
-print(json.dumps(names))
-"""
+""",
+    "openvino_genai": """
+import openvino_genai as engine
+names = {f"openvino_genai.{one.__name__}": members(one()) for one in (engine.GenerationConfig, engine.SchedulerConfig)}
+""",
+    "llama_cpp": """
+import xllamacpp
+params = xllamacpp.CommonParams()
+names = {"xllamacpp.CommonParams": members(params), "xllamacpp.CommonParams.sampling": members(params.sampling)}
+names["xllamacpp.CommonParams.speculative"] = members(params.speculative)
+names["xllamacpp.CommonParams.speculative.draft"] = members(params.speculative.draft)
+""",
+}
+"""By environment, the names of what a user can set, as the installed version has them."""
 
 
 def unlisted(kind: str, names: Any) -> set[str]:
@@ -36,9 +52,13 @@ def test_the_fields_of_transformers_are_all_listed() -> None:
     assert unlisted("transformers.GenerationConfig", [*vars(GenerationConfig()), "new"]) == {"new"}
 
 
-@pytest.mark.skipif(not VLLM.exists(), reason="the environment of vLLM is not there")
-def test_the_fields_of_vllm_are_all_listed() -> None:
-    printed = subprocess.run([VLLM, "-c", _FIELDS], capture_output=True, text=True, check=True).stdout
+@pytest.mark.parametrize("environment", FIELDS)
+def test_the_fields_of_an_engine_are_all_listed(environment: str) -> None:
+    python = Path(__file__).parents[1] / f".venv-{environment}" / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"the environment of {environment} is not there")
+    code = f"{_OF_MEMBERS}{FIELDS[environment]}print(json.dumps(names))"
+    printed = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
     for kind, names in json.loads(printed.splitlines()[-1]).items():
         assert not unlisted(kind, names)
 
