@@ -17,8 +17,9 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -216,7 +217,8 @@ def asked(prompt: list[int], row: RowOptions, request: Request) -> dict[str, Any
         body["grammar"] = rules(row, by_text=True)
     if request.prefix_caching is not None:
         body["cache_prompt"] = request.prefix_caching
-    return body
+    body |= _OF_REQUESTS.get(request.switch or "", {})
+    return {name: value for name, value in body.items() if value is not None}
 
 
 def completed(row: RowOptions, answer: dict[str, Any]) -> eqcheck.Completion:
@@ -232,7 +234,61 @@ def completed(row: RowOptions, answer: dict[str, Any]) -> eqcheck.Completion:
     )
 
 
+# Fields of a request, and of the server's settings, that no target can be asked about, by the name of a switch.
+_OF_REQUESTS: dict[str, dict[str, Any]] = {
+    "top_k_1": {"temperature": 1.5, "top_k": 1},
+    "top_p_0": {"temperature": 1.0, "top_p": 1e-6},
+    "min_p_1": {"temperature": 1.0, "min_p": 1.0},
+    "temperature_0": {"temperature": 1e-4},
+    "typical_p_0": {"temperature": 1.0, "typical_p": 1e-6, "samplers": ["typ_p", "temperature"]},
+    "dynatemp_range": {"temperature": 1e-4, "dynatemp_range": 5e-5},
+    "mirostat": {"temperature": 1e-4, "mirostat": 2},
+    "all_samplers": {"temperature": 1.0, "top_k": 1, "samplers": None},
+    "stream": {"stream": True},
+    "n_keep": {"n_keep": 4},
+    "speculative.n_max": {"speculative.n_max": 2},
+    "speculative.p_min": {"speculative.p_min": 0.9},
+}
+_OF_SERVERS: dict[str, dict[str, Any]] = {
+    "swa_full": {"swa_full": True},
+    "cont_batching": {"cont_batching": False},
+    "ctx_shift": {"ctx_shift": True},
+    "n_cache_reuse": {"n_cache_reuse": 2},
+    "cache_ram_mib": {"cache_ram_mib": 0},
+    "n_ctx_checkpoints": {"n_ctx_checkpoints": 0},
+    "checkpoint_min_step": {"checkpoint_min_step": 0},
+    "n_parallel": {"n_parallel": 1},
+    "kv_unified": {"kv_unified": False},
+    "sampling.backend_sampling": {"sampling.backend_sampling": True},
+    "speculative.draft.n_min": {"speculative.draft.n_min": 2},
+    "speculative.draft.p_min": {"speculative.draft.p_min": 0.9},
+    "speculative.draft.backend_sampling": {"speculative.draft.backend_sampling": False},
+    "flash_attn_type": {"flash_attn_type": "LLAMA_FLASH_ATTN_TYPE_ENABLED"},
+}
+_DRAFTERS = ("ngram_cache", "ngram_map_k", "ngram_map_k4v")
+
+
+def switched(params: Any, switch: str) -> None:
+    """Turn a switch of the server's settings on."""
+    import xllamacpp
+
+    for name, value in _OF_SERVERS.get(switch, {}).items():
+        *holders, last = name.split(".")
+        holder = params
+        for each in holders:
+            holder = getattr(holder, each)
+        setattr(holder, last, getattr(xllamacpp.llama_flash_attn_type, value) if isinstance(value, str) else value)
+    types, drafter = list(params.speculative.types), switch.removesuffix("_and_draft")
+    if types and drafter in _DRAFTERS:
+        kind = getattr(xllamacpp.common_speculative_type, f"COMMON_SPECULATIVE_TYPE_{drafter.upper()}")
+        params.speculative.types = [kind, *types] if switch != drafter else [kind]
+        for lookup in (params.speculative.ngram_map_k, params.speculative.ngram_map_k4v):
+            lookup.size_n, lookup.size_m = 1, 4
+
+
 class LlamaServer:
+    switches = (*_OF_REQUESTS, *_OF_SERVERS, *_DRAFTERS, *(f"{name}_and_draft" for name in _DRAFTERS))
+
     def open(self) -> None:
         os.environ["GGML_NO_BACKTRACE"] = "1"  # or a debugger is called when the engine aborts
         import xllamacpp
@@ -249,9 +305,23 @@ class LlamaServer:
         return self._exported(target, request.dtype), self._exported(draft, request.dtype)
 
     def __call__(self, target: str, draft: str, request: Request) -> list[eqcheck.Completion]:
+        if not request.switch:
+            return self._answered(target, draft, request)
+        plain, told = (self._answered(target, draft, replace(request, drafting=d)) for d in ("none", request.drafting))
+        beside, alone = (
+            [{"finish_reason": row.finish_reason, "usage": row.usage} for row in rows] for rows in (told, plain)
+        )
+        return [
+            eqcheck.Completion(row.tokens, beside=with_it, alone={"tokens": other.tokens, **own})
+            for row, other, with_it, own in zip(told, plain, beside, alone, strict=True)
+        ]
+
+    def _answered(self, target: str, draft: str, request: Request) -> list[eqcheck.Completion]:
         import xllamacpp
 
-        server = xllamacpp.Server(parameters(*self.load(target, draft, request), request))
+        params = parameters(*self.load(target, draft, request), request)
+        switched(params, request.switch or "")
+        server = xllamacpp.Server(params)
         url = server.listening_address
         firsts, row = list[int](), 0
         while row < len(request.prompts):  # answers to one request stand side by side
@@ -282,6 +352,13 @@ class LlamaServer:
         return self.models[folder, dtype]
 
 
+def _joined(lines: Iterable[bytes]) -> dict[str, Any]:
+    """The answer that comes in parts: the last of them, with the tokens of all."""
+    parts = [json.loads(line.removeprefix(b"data: ")) for line in lines if line.startswith(b"data: {")]
+    last: dict[str, Any] = parts[-1]
+    return last | {"tokens": [token for part in parts for token in part["tokens"]]}
+
+
 def _complete(url: str, began: float, body: dict[str, Any], late: float) -> list[dict[str, Any]]:
     """The server's answers to a request."""
     time.sleep(late)
@@ -290,7 +367,7 @@ def _complete(url: str, began: float, body: dict[str, Any], late: float) -> list
     )
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
-            found = json.load(answer)
+            found = _joined(answer) if body.get("stream") else json.load(answer)
     except urllib.error.HTTPError as error:
         raise RuntimeError(f"{error.code} {error.read().decode(errors='replace')[:500]}") from error
     several: list[dict[str, Any]] = found if isinstance(found, list) else [found]

@@ -11,6 +11,8 @@ import os
 import shutil
 import tempfile
 from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,8 @@ def prepare() -> None:
     """Nothing has to be set before the engine is imported."""
 
 
-def start(target: str, draft: str, request: "Request") -> Any:
-    """A pipeline with the request's settings."""
+def start(target: str, draft: str, request: "Request", **scheduled: Any) -> Any:
+    """A pipeline with the request's settings, and others of the scheduler."""
     import openvino_genai
 
     target, draft = exported(target), exported(draft)
@@ -40,6 +42,8 @@ def start(target: str, draft: str, request: "Request") -> Any:
         scheduler.max_num_batched_tokens = request.token_budget
     if request.prefix_caching is not None:
         scheduler.enable_prefix_caching = request.prefix_caching
+    for name, value in scheduled.items():
+        setattr(scheduler, name, value)
     properties = dict(precise)
     if request.drafting == "model":
         properties["draft_model"] = openvino_genai.draft_model(draft, "CPU", **precise)
@@ -174,8 +178,58 @@ def decode(pipeline: Any, request: "Request", observed: dict[str, Any] | None = 
     return [list(answer.generated_ids) if answer else [] for answer in told]
 
 
+# Options that no target can be asked about: of a row, and of the scheduler, by the name of a switch.
+_OF_ROWS: dict[str, dict[str, Any]] = {
+    "top_k_1": {"do_sample": True, "temperature": 1.5, "top_k": 1},
+    "top_p_0": {"do_sample": True, "top_p": 1e-6},
+    "min_p_1": {"do_sample": True, "min_p": 0.999},
+    "temperature_0": {"do_sample": True, "temperature": 1e-4},
+    "max_length": {"max_new_tokens": 2**64 - 1},
+    "ignore_eos": {"ignore_eos": True},
+    "echo": {"echo": True},
+    "max_ngram_size": {"max_ngram_size": 4},
+    "num_assistant_tokens": {"num_assistant_tokens": 20},
+    "assistant_confidence_threshold": {"num_assistant_tokens": 0, "assistant_confidence_threshold": 0.4},
+    "stop_strings": {},
+    "include_stop_str_in_output": {"include_stop_str_in_output": False},
+}
+_WITH = {  # other drafting has no such option
+    "num_assistant_tokens": ("model", "ngram"),
+    "assistant_confidence_threshold": ("model",),
+    "max_ngram_size": ("ngram",),
+}
+_OF_SCHEDULERS: dict[str, dict[str, Any]] = {
+    "dynamic_split_fuse": {"dynamic_split_fuse": False},
+    "max_num_seqs": {"max_num_seqs": 2},
+    "cache_size": {"num_kv_blocks": 0, "cache_size": 1},
+}
+
+
+def _generated(pipeline: Any, request: Request, stops: Sequence[str] = ()) -> list[tuple[list[int], dict[str, Any]]]:
+    """The new tokens of rows with a switch, and the end and the score that are told beside them."""
+    import numpy
+    import openvino
+
+    prompts = [openvino.Tensor(numpy.array([prompt], dtype=numpy.int64)) for prompt in request.prompts]
+    configs = [generation_config(row, request) for row in request.rows]
+    for prompt, config, stop in zip(request.prompts, configs, stops or [""] * len(configs), strict=True):
+        config.stop_strings = {stop} - {""}
+        config.max_length = len(prompt) + 7  # counts where there is no limit of new tokens
+        switch = request.switch or ""
+        if request.drafting in _WITH.get(switch, (request.drafting,)):
+            for name, value in _OF_ROWS.get(switch, {}).items():
+                setattr(config, name, value)
+    results = pipeline.generate(prompts, configs)
+    return [
+        (list(answer.m_generation_ids[0]), ended(answer.finish_reasons) | {"score": float(answer.m_scores[0])})
+        for answer in results
+    ]
+
+
 class Pipelines:
     """OpenVINO GenAI, one pipeline for each setting."""
+
+    switches = (*_OF_ROWS, *_OF_SCHEDULERS)
 
     script = (prepare, start, exported, once, spelled_rules, generation_config, ended, decode)
     requirements = "openvino-genai, optimum-intel[openvino], torch"
@@ -202,12 +256,13 @@ class Pipelines:
         settings = (
             *(target, draft, request.dtype, request.drafting),
             *(request.token_budget, request.kv_blocks, request.prefix_caching),
+            *(scheduled := _OF_SCHEDULERS.get(request.switch or "", {})),
         )
         if settings not in self.pipelines:
             while len(self.pipelines) >= _PIPELINES:
                 self.pipelines.popitem(last=False)
             try:
-                self.pipelines[settings] = start(target, draft, request)
+                self.pipelines[settings] = start(target, draft, request, **scheduled)
             except ImportError as error:
                 raise eqcheck.Unsupported(f"the checkpoint cannot be exported under this version: {error}") from error
             except (RuntimeError, ValueError) as error:
@@ -216,6 +271,8 @@ class Pipelines:
         return self.pipelines[settings], settings
 
     def __call__(self, target: str, draft: str, request: Request) -> list[eqcheck.Completion]:
+        if request.switch:
+            return self._switched(target, draft, request)
         if any(_SPECIAL in stop for row in request.rows for stop in row.stop_sequences):
             raise eqcheck.Unsupported(
                 f"a stop string with the special token {_SPECIAL}: the engine's texts leave it out"
@@ -237,6 +294,25 @@ class Pipelines:
                 end["finish_reason"] = None  # the limit, without drafts too, though a stop ends the row there
             completions.append(eqcheck.Completion(tokens, **end))
         return completions
+
+    def _switched(self, target: str, draft: str, request: Request) -> list[eqcheck.Completion]:
+        """Rows with a switch on, with drafts and without."""
+        plain, _ = self.load(target, draft, replace(request, drafting="none"))
+        stops: list[str] = []
+        if "stop" in str(request.switch):  # two tokens that a row emits
+            free = _generated(plain, replace(request, drafting="none", switch=None))
+            stops = [" ".join(f"[{token}]" for token in tokens[3:5]) for tokens, _ in free]
+        alone = _generated(plain, replace(request, drafting="none"), stops)
+        pipeline, settings = self.load(target, draft, request)
+        try:
+            told = _generated(pipeline, request, stops)
+        except Exception:
+            self.pipelines.pop(settings)
+            raise
+        return [
+            eqcheck.Completion(tokens, beside=beside, alone={"tokens": others, **own})
+            for (tokens, beside), (others, own) in zip(told, alone, strict=True)
+        ]
 
 
 _CLAIMS: dict[str, Any] = {

@@ -71,6 +71,11 @@ def test_a_field_is_drawn_by_what_a_request_has_or_there_is_a_reason(kind: str) 
     assert all(LISTED[kind]["not"].values())
 
 
-def test_a_field_that_is_said_to_be_a_switch_is_one() -> None:
-    switches = hook(registry.load("transformers_float32").function, "switches")
-    assert {*LISTED["transformers.GenerationConfig"]["switches"].values()} <= {*switches}
+@pytest.mark.parametrize(
+    ("kind", "adapter"),
+    [("transformers", "transformers_float32"), ("xllamacpp", "llama_cpp"), ("openvino_genai", "openvino_genai")],
+)
+def test_a_field_that_is_said_to_be_a_switch_is_one(kind: str, adapter: str) -> None:
+    switches = hook(registry.load(adapter).function, "switches")
+    named = [fields.get("switches", {}).values() for name, fields in LISTED.items() if name.split(".")[0] == kind]
+    assert {*switches} >= {name for names in named for name in names} != set()
