@@ -257,7 +257,7 @@ def _others(target: str, draft: str, request: Request) -> dict[str, Any]:
 def _answered(llm: Any, request: Request) -> list[tuple[list[int], dict[str, Any]]]:
     """The new tokens of rows with a switch, and their ends, texts and log-probabilities.
 
-    Of tokens that are about as likely it is open which are told, so that only the numbers are taken.
+    Which of several equally likely tokens are told is open: so only the numbers are taken.
     """
     import torch
     from vllm.sampling_params import RequestOutputKind
@@ -290,8 +290,8 @@ def _answered(llm: Any, request: Request) -> list[tuple[list[int], dict[str, Any
 
 
 def _numbers(token: int, place: Any) -> list[float]:
-    """The log-probability of a token, and behind it all that are told in its place, by their size."""
-    return [float(place[token].logprob), *sorted((float(one.logprob) for one in place.values()), reverse=True)]
+    """The log-probability of a token, then those of all tokens told in its place, by their size."""
+    return [float(place[token].logprob), *sorted((float(other.logprob) for other in place.values()), reverse=True)]
 
 
 class Engines:

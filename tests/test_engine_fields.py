@@ -73,7 +73,12 @@ def test_a_field_is_drawn_by_what_a_request_has_or_there_is_a_reason(kind: str) 
 
 @pytest.mark.parametrize(
     ("kind", "adapter"),
-    [("transformers", "transformers_float32"), ("xllamacpp", "llama_cpp"), ("openvino_genai", "openvino_genai")],
+    [
+        ("transformers", "transformers_float32"),
+        ("xllamacpp", "llama_cpp"),
+        ("openvino_genai", "openvino_genai"),
+        ("vllm", "vllm"),
+    ],
 )
 def test_a_field_that_is_said_to_be_a_switch_is_one(kind: str, adapter: str) -> None:
     switches = hook(registry.load(adapter).function, "switches")

@@ -202,6 +202,7 @@ def options_meeting(requires: Sequence[str], prompts: Prompts, rows: Sequence[Ro
             row,
             max_new_tokens=max(least, row.max_new_tokens),
             eos_token_ids=tuple(token for token in row.eos_token_ids if token in ends),
+            n=row.n if row.temperature or "sampled-n" not in requires else 1,
             **{name: getattr(rows[0], name) for name in alike},
         )
         for row in rows
