@@ -9,6 +9,8 @@ by the engine as targets of a draft.
 """
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +26,7 @@ def prepare() -> None:
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
 
-def start(target: str, draft: str, request: "Request") -> Any:
+def start(target: str, draft: str, request: "Request", **others: Any) -> Any:
     """The server's thread, with the request's draft model, or none; the other settings are its command line's."""
     import threading
 
@@ -50,6 +52,7 @@ def start(target: str, draft: str, request: "Request") -> Any:
         quantized_kv_start=5000,
         pipeline=False,
     )
+    vars(settings).update(others)
     provider = ModelProvider(settings)
     provider.load_default()
     provider.tokenizer._eos_token_ids = set()  # a row has its own
@@ -122,7 +125,50 @@ def decode(engine: Any, request: "Request", observed: dict[str, Any] | None = No
     return outputs
 
 
+# Options that no target can be asked about: of rows, and of the server, by the name of a switch.
+_OF_ROWS: dict[str, tuple[float, float, int, float, float, float]] = {
+    "temperature_0": (1e-4, 1.0, 0, 0.0, 0.0, 0.0),
+    "top_p_0": (1.0, 1e-6, 0, 0.0, 0.0, 0.0),
+    "top_k_1": (1.0, 1.0, 1, 0.0, 0.0, 0.0),
+    "min_p_1": (1.0, 1.0, 0, 1.0, 0.0, 0.0),
+    "top_logprobs": (0.0, 1.0, 0, 0.0, 0.0, 0.0),
+    "stop_words": (0.0, 1.0, 0, 0.0, 0.0, 0.0),
+}
+_OF_SERVERS: dict[str, dict[str, Any]] = {
+    "kv_bits": {"kv_bits": 8, "quantized_kv_start": 0},
+    "prompt_cache_size": {"prompt_cache_size": 1},
+    "prefill_step_size": {"prefill_step_size": 3},
+}
+
+
+def _answered(engine: Any, request: Request, stops: Sequence[str] = ()) -> list[tuple[list[int], dict[str, Any]]]:
+    """The new tokens of rows with a switch, their ends and log-probabilities; the server trims texts elsewhere."""
+    from mlx_lm import server
+    from mlx_lm.models.cache import LRUPromptCache
+
+    told = list[tuple[list[int], dict[str, Any]]]()
+    for row in range(len(request.prompts)):
+        engine.prompt_cache = LRUPromptCache(10)
+        completion, options = asked(request, row)
+        if request.switch in _OF_ROWS:
+            options.sampling = server.SamplingArguments(*_OF_ROWS[request.switch])
+            options.seed = None
+        if request.switch == "top_logprobs":
+            options.logprobs, options.top_logprobs = True, 3
+        if stops:
+            options.stop_words = [stops[row]]
+        responses = list(engine.generate(completion, options)[1])
+        beside: dict[str, Any] = {
+            "finish_reason": responses[-1].finish_reason,
+            "logprobs": [float(response.logprob) for response in responses],
+            "others": [sorted(float(other["logprob"]) for other in each.top_tokens or ()) for each in responses],
+        }
+        told.append(([response.token for response in responses], beside))
+    return told
+
+
 class Server:
+    switches = (*_OF_ROWS, *_OF_SERVERS)
     script = (prepare, start, asked, decode)
     requirements = "'mlx[cpu]' mlx-lm"
 
@@ -139,14 +185,17 @@ class Server:
 
     def load(self, target: str, draft: str, request: Request) -> Any:
         """The server's thread with the settings of a request."""
-        key = (target, request.drafting, request.token_budget)
+        others = _OF_SERVERS.get(request.switch or "", {})
+        key = (target, request.drafting, request.token_budget, request.switch if others else None)
         if key not in self.engines:
             if len(self.engines) == _ENGINES:
                 self.engines.pop(next(iter(self.engines))).stop_and_join()
-            self.engines[key] = start(target, draft, request)
+            self.engines[key] = start(target, draft, request, **others)
         return self.engines[key]
 
     def __call__(self, target: str, draft: str, request: Request) -> list[eqcheck.Completion]:
+        if request.switch:
+            return self._switched(target, draft, request)
         engine = self.load(target, draft, request)
         self.observed: dict[str, Any] = {}
         try:
@@ -157,6 +206,19 @@ class Server:
             raise
         ends = self.observed.pop("ends")
         return [eqcheck.Completion(tokens, **end) for tokens, end in zip(outputs, ends, strict=True)]
+
+    def _switched(self, target: str, draft: str, request: Request) -> list[eqcheck.Completion]:
+        """Rows with a switch on, with drafts and without."""
+        plain = replace(request, drafting="none")
+        engine, stops = self.load(target, draft, plain), list[str]()
+        if request.switch == "stop_words":  # two tokens that a row emits
+            stops = ["".join(f"[{token}]" for token in tokens[3:5]) for tokens, _ in _answered(engine, plain)]
+        alone = _answered(engine, plain, stops)
+        told = _answered(self.load(target, draft, request), request, stops)
+        return [
+            eqcheck.Completion(tokens, beside=beside, alone={"tokens": others, **own})
+            for (tokens, beside), (others, own) in zip(told, alone, strict=True)
+        ]
 
 
 # A hybrid cannot be rolled back, so its drafts are refused; experts in bfloat16 end with "only supports float32".
