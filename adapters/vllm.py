@@ -129,32 +129,33 @@ def introduce(worker: Any) -> None:
     Dictated.runner = worker.model_runner
 
 
-def sampling(row: "RowOptions") -> Any:
-    """The options of one row, as the engine takes them."""
+def sampling(row: "RowOptions", **others: Any) -> Any:
+    """The options of one row, as the engine takes them, and others."""
     from vllm import SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 
-    asked = SamplingParams(
-        n=row.n,
-        temperature=row.temperature,
-        top_k=row.top_k,
-        top_p=row.top_p,
-        seed=row.seed,
-        max_tokens=row.max_new_tokens,
-        min_tokens=row.min_new_tokens,
-        ignore_eos=True,  # the tokenizer's own
-        stop_token_ids=list(row.eos_token_ids),
-        stop=["".join(f"[{token}]" for token in stop) for stop in row.stop_sequences],  # the tokenizer's texts
-        include_stop_str_in_output=True,
-        skip_special_tokens=False,
-        repetition_penalty=row.repetition_penalty,
-        presence_penalty=row.presence_penalty,
-        frequency_penalty=row.frequency_penalty,
-        allowed_token_ids=list(row.allowed_ids) or None,
-        detokenize=bool(row.stop_sequences),
-        logprobs=0 if row.logprobs else None,  # of the token alone
-        prompt_logprobs=0 if row.prompt_logprobs else None,
-    )
+    given: dict[str, Any] = {
+        "n": row.n,
+        "temperature": row.temperature,
+        "top_k": row.top_k,
+        "top_p": row.top_p,
+        "seed": row.seed,
+        "max_tokens": row.max_new_tokens,
+        "min_tokens": row.min_new_tokens,
+        "ignore_eos": True,  # the tokenizer's own
+        "stop_token_ids": list(row.eos_token_ids),
+        "stop": ["".join(f"[{token}]" for token in stop) for stop in row.stop_sequences],  # the tokenizer's texts
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "repetition_penalty": row.repetition_penalty,
+        "presence_penalty": row.presence_penalty,
+        "frequency_penalty": row.frequency_penalty,
+        "allowed_token_ids": list(row.allowed_ids) or None,
+        "detokenize": bool(row.stop_sequences),
+        "logprobs": 0 if row.logprobs else None,  # of the token alone
+        "prompt_logprobs": 0 if row.prompt_logprobs else None,
+    }
+    asked = SamplingParams(**given | others)
     if row.grammar:  # where it lets a row end, the engine allows the row's own EOS ids
         asked.structured_outputs = StructuredOutputsParams(grammar=rules(row))
     if row.bad_words:  # as ids; the engine makes them of texts, if it has a tokenizer
@@ -263,11 +264,11 @@ def _answered(llm: Any, request: Request) -> list[tuple[list[int], dict[str, Any
     from vllm.sampling_params import RequestOutputKind
 
     torch.manual_seed(random.getrandbits(48))
-    given = _OF_ROWS.get(str(request.switch), {})
+    given = dict(_OF_ROWS.get(str(request.switch), {}))
+    if "output_kind" in given:
+        given["output_kind"] = RequestOutputKind[given["output_kind"]]
     for number, (prompt, row) in enumerate(zip(request.prompts, request.rows, strict=True)):
-        asked = sampling(row)
-        for name, value in given.items():
-            setattr(asked, name, RequestOutputKind[value] if name == "output_kind" else value)
+        asked = sampling(row, **given)
         llm.llm_engine.add_request(str(number), {"prompt_token_ids": prompt}, asked)
     rows: list[list[int]] = [[] for _ in request.prompts]
     beside: list[dict[str, Any]] = [{"text": "", "logprobs": []} for _ in request.prompts]
