@@ -27,6 +27,7 @@ from typing import Any
 
 import eqcheck
 from eqcheck.contract.decoders import Request, RowOptions
+from eqcheck.contract.errors import without_drafts
 from eqcheck.contract.grammars import rules
 
 ORIGIN = "https://github.com/ggml-org/llama.cpp"
@@ -307,7 +308,9 @@ class LlamaServer:
     def __call__(self, target: str, draft: str, request: Request) -> list[eqcheck.Completion]:
         if not request.switch:
             return self._answered(target, draft, request)
-        plain, told = (self._answered(target, draft, replace(request, drafting=d)) for d in ("none", request.drafting))
+        with without_drafts(request.switch):
+            plain = self._answered(target, draft, replace(request, drafting="none"))
+        told = self._answered(target, draft, request)
         beside, alone = (
             [{"finish_reason": row.finish_reason, "usage": row.usage} for row in rows] for rows in (told, plain)
         )

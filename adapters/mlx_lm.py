@@ -16,6 +16,7 @@ from typing import Any
 
 import eqcheck
 from eqcheck.contract.decoders import Request
+from eqcheck.contract.errors import without_drafts
 
 ORIGIN = "https://github.com/ml-explore/mlx-lm"
 _ENGINES = 4  # kept at a time
@@ -135,7 +136,6 @@ _OF_ROWS: dict[str, tuple[float, float, int, float, float, float]] = {
     "stop_words": (0.0, 1.0, 0, 0.0, 0.0, 0.0),
 }
 _OF_SERVERS: dict[str, dict[str, Any]] = {
-    "kv_bits": {"kv_bits": 8, "quantized_kv_start": 0},
     "prompt_cache_size": {"prompt_cache_size": 1},
     "prefill_step_size": {"prefill_step_size": 3},
 }
@@ -213,7 +213,8 @@ class Server:
         engine, stops = self.load(target, draft, plain), list[str]()
         if request.switch == "stop_words":  # two tokens that a row emits
             stops = ["".join(f"[{token}]" for token in tokens[3:5]) for tokens, _ in _answered(engine, plain)]
-        alone = _answered(engine, plain, stops)
+        with without_drafts(request.switch):
+            alone = _answered(engine, plain, stops)
         told = _answered(self.load(target, draft, request), request, stops)
         return [
             eqcheck.Completion(tokens, beside=beside, alone={"tokens": others, **own})

@@ -18,6 +18,7 @@ from typing import Any
 
 import eqcheck
 from eqcheck.contract.decoders import Request, RowOptions
+from eqcheck.contract.errors import without_drafts
 from eqcheck.contract.grammars import spelled_rules
 
 _PIPELINES = 4  # kept at a time
@@ -302,7 +303,8 @@ class Pipelines:
         if "stop" in str(request.switch):  # two tokens that a row emits
             free = _generated(plain, replace(request, drafting="none", switch=None))
             stops = [" ".join(f"[{token}]" for token in tokens[3:5]) for tokens, _ in free]
-        alone = _generated(plain, replace(request, drafting="none"), stops)
+        with without_drafts(request.switch):
+            alone = _generated(plain, replace(request, drafting="none"), stops)
         pipeline, settings = self.load(target, draft, request)
         try:
             told = _generated(pipeline, request, stops)

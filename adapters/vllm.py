@@ -28,6 +28,7 @@ from typing import Any
 
 import eqcheck
 from eqcheck.contract.decoders import Request, RowOptions
+from eqcheck.contract.errors import without_drafts
 from eqcheck.contract.grammars import rules
 
 _ENGINES = 4  # kept at a time
@@ -380,7 +381,9 @@ class Engines:
             rows = zip(request.rows, stops, strict=True)
             asked = tuple(replace(row, stop_sequences=tuple(filter(None, stop))) for row, stop in rows)
             request, plain = (replace(each, rows=asked) for each in (request, plain))
-        (alone, _), (told, self.observed) = (self._decoded(target, draft, each) for each in (plain, request))
+        with without_drafts(request.switch):
+            alone, _ = self._decoded(target, draft, plain)
+        told, self.observed = self._decoded(target, draft, request)
         return [
             eqcheck.Completion(tokens, beside=beside, alone={"tokens": others, **own})
             for (tokens, beside), (others, own) in zip(told, alone, strict=True)

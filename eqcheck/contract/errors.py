@@ -10,8 +10,11 @@ EqcheckError
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
+
+from eqcheck.contract.escaping import one_line
 
 # Exit codes.
 EQUIVALENT, VIOLATION, INCONCLUSIVE, INTERNAL, USAGE, NOTHING = range(6)
@@ -74,3 +77,20 @@ def of_a_library(error: Exception) -> bool:
         modules.append(str(trace.tb_frame.f_globals.get("__name__", "")))
         trace = trace.tb_next
     return all(module.partition(".")[0] in ("torch", "transformers") for module in modules)
+
+
+@contextmanager
+def without_drafts(switch: str | None) -> Iterator[None]:
+    """Decline the request with a switch where the engine raises without drafts, too: that is no fault of speculation.
+
+    >>> with without_drafts("echo"):
+    ...     raise ValueError("not with this model")
+    Traceback (most recent call last):
+    eqcheck.contract.errors.Unsupported: echo, without drafts: not with this model
+    """
+    try:
+        yield
+    except Unsupported:
+        raise
+    except Exception as error:
+        raise Unsupported(f"{switch}, without drafts: {one_line(str(error), 200)}") from error
