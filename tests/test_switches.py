@@ -122,3 +122,16 @@ def test_a_crash_is_that_of_a_switch_if_it_needs_it(condition: str, fingerprints
     found = audit(registry.load(str(tmp_path / "raises.py")), Options(cases=30, python=sys.executable))
     assert sorted({finding.fingerprint for finding in found.violations}) == fingerprints
     assert not found.doubtful
+
+
+def test_a_wrong_row_with_a_switch_is_that_without_it_if_the_row_is_wrong_there_too(tmp_path: Path) -> None:
+    """Each row of three tokens or more has a wrong last one, whatever the switch."""
+    text = _RAISES.format(condition="False")
+    body, _, _ = text.partition("        return [eqcheck.Completion")
+    wrong = "        wrong = [[*row[:-1], row[-1] ^ 1] if len(row) > 2 else row for row in told]\n"
+    pairs = "[eqcheck.Completion(row, alone={'tokens': own}) for row, own in zip(wrong, told)]"
+    text = f"{body}{wrong}        return {pairs} if request.switch else wrong\n"
+    (tmp_path / "wrong.py").write_text(text)
+    found = audit(registry.load(str(tmp_path / "wrong.py")), Options(cases=24, python=sys.executable))
+    assert found.violations
+    assert not [finding.fingerprint for finding in found.violations if finding.explanation.component == "options"]

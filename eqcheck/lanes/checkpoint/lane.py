@@ -29,7 +29,7 @@ from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.explain import abduced, explain, fitting, left_behind
 from eqcheck.lanes.checkpoint.investigate import ENDS, Investigation
 from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome, judged
-from eqcheck.lanes.checkpoint.reduction import MANY, needs, without
+from eqcheck.lanes.checkpoint.reduction import MANY, SWITCH, needs, without
 from eqcheck.lanes.checkpoint.script import checked_script, scripted, shared
 from eqcheck.lanes.lane import LESS, REPEATS, Lane
 from eqcheck.result.findings import Audit, Finding, Options
@@ -94,7 +94,7 @@ class CheckpointLane(Lane):
         families = (EngineCase.family,)
         self.result = Audit(decoder, options, "checkpoint", families, families)
         self.scripts: dict[str, Future[str | None]] = {}  # by id of finding
-        self.bare: dict[str, Outcome] = {}  # by id of case, without its minimum of new tokens
+        self.bare: dict[str, Outcome] = {}  # by id of case, without its minimum, or its switch
         self.scripting = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
         self.investigation = Investigation(decoder, self._decode, self.repeats)
         # By whether prefixes are cached: where answers were seen to depend on what the process had decoded before.
@@ -137,8 +137,9 @@ class CheckpointLane(Lane):
 
     def counted(self, outcome: Outcome) -> int | None:
         number = self._belongs(outcome)
-        if number is None and outcome.symptom in ENDS:  # an EOS may be out of place because all is
-            bare = self._decode(without(outcome.case, ("min-new-tokens",)))
+        switch = f"{SWITCH}{outcome.case.switch}" if outcome.case.switch else ""
+        if number is None and (switch or outcome.symptom in ENDS):  # which may be beside the point
+            bare = self._decode(without(outcome.case, (switch or "min-new-tokens",)))
             if bare.failed:
                 self.bare[outcome.case.id] = replace(bare, drawn=outcome.drawn)
                 return self._belongs(bare)
