@@ -204,7 +204,7 @@ def test_a_cause_that_may_have_been_missed_is_not_called_gone() -> None:
 
 
 def test_the_versions_and_what_is_not_alike_stand_in_the_comparison() -> None:
-    before = told("vllm")
+    before = replace(told("vllm"), warnings=(), warning_kinds=())
     now = replace(before, seed=7, interrupted=True, versions={**before.versions, "vllm": "0.33.0"})
     text = to_text([compare(before, now)])
     assert "NOTE seed: 0 before, 7 now" in text

@@ -187,7 +187,9 @@ def _where(place: _Place) -> str:
         return ""
     around, name, _ = place
     outer = _where(around)
-    return f"{outer}[{name}]" if isinstance(name, int) else f"{outer}.{name}" if outer else name
+    if isinstance(name, int):
+        return f"{outer}[{name}]"
+    return f"{outer}.{one_line(name, 40)}" if outer else one_line(name, 40)
 
 
 def _is_text(text: str) -> bool:
