@@ -138,7 +138,7 @@ class CheckpointLane(Lane):
     def counted(self, outcome: Outcome) -> int | None:
         number = self._belongs(outcome)
         switch = f"{SWITCH}{outcome.case.switch}" if outcome.case.switch else ""
-        if number is None and (switch or outcome.symptom in ENDS):  # which may be beside the point
+        if number is None and (switch or outcome.symptom in ENDS):  # all may be wrong without it
             bare = self._decode(without(outcome.case, (switch or "min-new-tokens",)))
             if bare.failed:
                 self.bare[outcome.case.id] = replace(bare, drawn=outcome.drawn)
