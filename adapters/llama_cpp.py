@@ -246,14 +246,12 @@ _OF_REQUESTS: dict[str, dict[str, Any]] = {
     "mirostat": {"temperature": 1e-4, "mirostat": 2},
     "all_samplers": {"temperature": 1.0, "top_k": 1, "samplers": None},
     "stream": {"stream": True},
-    "n_keep": {"n_keep": 4},
     "speculative.n_max": {"speculative.n_max": 2},
     "speculative.p_min": {"speculative.p_min": 0.9},
 }
 _OF_SERVERS: dict[str, dict[str, Any]] = {
     "swa_full": {"swa_full": True},
     "cont_batching": {"cont_batching": False},
-    "ctx_shift": {"ctx_shift": True},
     "n_cache_reuse": {"n_cache_reuse": 2},
     "cache_ram_mib": {"cache_ram_mib": 0},
     "n_ctx_checkpoints": {"n_ctx_checkpoints": 0},

@@ -27,7 +27,7 @@ def prepare() -> None:
     os.environ.update(HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
 
-def start(target: str, draft: str, request: "Request", **others: Any) -> Any:
+def start(target: str, draft: str, request: "Request") -> Any:
     """The server's thread, with the request's draft model, or none; the other settings are its command line's."""
     import threading
 
@@ -53,7 +53,6 @@ def start(target: str, draft: str, request: "Request", **others: Any) -> Any:
         quantized_kv_start=5000,
         pipeline=False,
     )
-    vars(settings).update(others)
     provider = ModelProvider(settings)
     provider.load_default()
     provider.tokenizer._eos_token_ids = set()  # a row has its own
@@ -126,7 +125,7 @@ def decode(engine: Any, request: "Request", observed: dict[str, Any] | None = No
     return outputs
 
 
-# Options that no target can be asked about: of rows, and of the server, by the name of a switch.
+# Options of rows that no target can be asked about, by the name of a switch.
 _OF_ROWS: dict[str, tuple[float, float, int, float, float, float]] = {
     "temperature_0": (1e-4, 1.0, 0, 0.0, 0.0, 0.0),
     "top_p_0": (1.0, 1e-6, 0, 0.0, 0.0, 0.0),
@@ -134,10 +133,6 @@ _OF_ROWS: dict[str, tuple[float, float, int, float, float, float]] = {
     "min_p_1": (1.0, 1.0, 0, 1.0, 0.0, 0.0),
     "top_logprobs": (0.0, 1.0, 0, 0.0, 0.0, 0.0),
     "stop_words": (0.0, 1.0, 0, 0.0, 0.0, 0.0),
-}
-_OF_SERVERS: dict[str, dict[str, Any]] = {
-    "prompt_cache_size": {"prompt_cache_size": 1},
-    "prefill_step_size": {"prefill_step_size": 3},
 }
 
 
@@ -168,7 +163,7 @@ def _answered(engine: Any, request: Request, stops: Sequence[str] = ()) -> list[
 
 
 class Server:
-    switches = (*_OF_ROWS, *_OF_SERVERS)
+    switches = tuple(_OF_ROWS)
     script = (prepare, start, asked, decode)
     requirements = "'mlx[cpu]' mlx-lm"
 
@@ -185,12 +180,11 @@ class Server:
 
     def load(self, target: str, draft: str, request: Request) -> Any:
         """The server's thread with the settings of a request."""
-        others = _OF_SERVERS.get(request.switch or "", {})
-        key = (target, request.drafting, request.token_budget, request.switch if others else None)
+        key = (target, request.drafting, request.token_budget)
         if key not in self.engines:
             if len(self.engines) == _ENGINES:
                 self.engines.pop(next(iter(self.engines))).stop_and_join()
-            self.engines[key] = start(target, draft, request, **others)
+            self.engines[key] = start(target, draft, request)
         return self.engines[key]
 
     def __call__(self, target: str, draft: str, request: Request) -> list[eqcheck.Completion]:

@@ -85,11 +85,9 @@ class Investigation:
             if unmet(case, self.decoder.requires):
                 return False
             tried = self.decode(case)
-            switched = f"{tried.symptom} with {outcome.case.switch}"  # a crash that needs no switch is named without
-            same = outcome.symptom in (tried.symptom, "" if tried.case.switch else switched)
-            if same:
+            if tried.symptom == outcome.symptom:
                 smaller.append(replace(tried, drawn=outcome.drawn))
-            return same
+            return tried.symptom == outcome.symptom
 
         minimise(outcome.case, fails, until - time.monotonic(), self.decoder.capabilities)
         ended = time.monotonic() < until
