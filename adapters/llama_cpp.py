@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import eqcheck
+from eqcheck.contract.completion import with_and_without
 from eqcheck.contract.decoders import Request, RowOptions
 from eqcheck.contract.errors import without_drafts
 from eqcheck.contract.grammars import rules
@@ -308,14 +309,11 @@ class LlamaServer:
             return self._answered(target, draft, request)
         with without_drafts(request.switch):
             plain = self._answered(target, draft, replace(request, drafting="none"))
-        told = self._answered(target, draft, request)
-        beside, alone = (
-            [{"finish_reason": row.finish_reason, "usage": row.usage} for row in rows] for rows in (told, plain)
+        several = self._answered(target, draft, request), plain
+        told, alone = (
+            [(row.tokens, {"finish_reason": row.finish_reason, "usage": row.usage}) for row in rows] for rows in several
         )
-        return [
-            eqcheck.Completion(row.tokens, beside=with_it, alone={"tokens": other.tokens, **own})
-            for row, other, with_it, own in zip(told, plain, beside, alone, strict=True)
-        ]
+        return with_and_without(told, alone)
 
     def _answered(self, target: str, draft: str, request: Request) -> list[eqcheck.Completion]:
         import xllamacpp

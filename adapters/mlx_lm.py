@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import eqcheck
+from eqcheck.contract.completion import with_and_without
 from eqcheck.contract.decoders import Request
 from eqcheck.contract.errors import without_drafts
 
@@ -210,10 +211,7 @@ class Server:
         with without_drafts(request.switch):
             alone = _answered(engine, plain, stops)
         told = _answered(self.load(target, draft, request), request, stops)
-        return [
-            eqcheck.Completion(tokens, beside=beside, alone={"tokens": others, **own})
-            for (tokens, beside), (others, own) in zip(told, alone, strict=True)
-        ]
+        return with_and_without(told, alone)
 
 
 # A hybrid cannot be rolled back, so its drafts are refused; experts in bfloat16 end with "only supports float32".

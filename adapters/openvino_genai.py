@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import eqcheck
+from eqcheck.contract.completion import with_and_without
 from eqcheck.contract.decoders import Request, RowOptions
 from eqcheck.contract.errors import without_drafts
 from eqcheck.contract.grammars import spelled_rules
@@ -311,10 +312,7 @@ class Pipelines:
         except Exception:
             self.pipelines.pop(settings)
             raise
-        return [
-            eqcheck.Completion(tokens, beside=beside, alone={"tokens": others, **own})
-            for (tokens, beside), (others, own) in zip(told, alone, strict=True)
-        ]
+        return with_and_without(told, alone)
 
 
 _CLAIMS: dict[str, Any] = {

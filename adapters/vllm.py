@@ -27,6 +27,7 @@ from importlib import import_module
 from typing import Any
 
 import eqcheck
+from eqcheck.contract.completion import with_and_without
 from eqcheck.contract.decoders import Request, RowOptions
 from eqcheck.contract.errors import without_drafts
 from eqcheck.contract.grammars import rules
@@ -384,10 +385,7 @@ class Engines:
         with without_drafts(request.switch):
             alone, _ = self._decoded(target, draft, plain)
         told, self.observed = self._decoded(target, draft, request)
-        return [
-            eqcheck.Completion(tokens, beside=beside, alone={"tokens": others, **own})
-            for (tokens, beside), (others, own) in zip(told, alone, strict=True)
-        ]
+        return with_and_without(told, alone)
 
 
 class _Engine:

@@ -52,6 +52,19 @@ def apart(outputs: Any) -> tuple[list[Any], list[dict[str, Any] | None]]:
     return rows, told
 
 
+Answer = tuple[Sequence[int], Mapping[str, Any]]
+
+
+def with_and_without(told: Sequence[Answer], plain: Sequence[Answer]) -> list[Completion]:
+    """Rows with a switch on: each its tokens and the things beside them, with drafts and without.
+
+    >>> with_and_without([([1], {"text": "a"})], [([2], {"text": "b"})])[0].alone
+    {'tokens': [2], 'text': 'b'}
+    """
+    pairs = zip(told, plain, strict=True)
+    return [Completion(row, beside=beside, alone={"tokens": other, **own}) for (row, beside), (other, own) in pairs]
+
+
 def told(completions: Sequence[Completion | None]) -> dict[str, bool]:
     """Whether any completion says something that is judged, by the name of the counter."""
     names = "finish_reason", "usage", "logprobs", "prompt_logprobs"
