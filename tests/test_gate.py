@@ -119,7 +119,7 @@ def test_rows_that_are_exchangeable_never_cross_and_others_do() -> None:
     for seed in range(200):
         rng, bet = random.Random(seed), Exceedances()
         for _ in range(8):
-            bet.control += [abs(rng.gauss(0, 1)) for _ in range(10)]
+            bet.compare_with(abs(rng.gauss(0, 1)) for _ in range(10))
             bet.add(abs(rng.gauss(0, 1)) for _ in range(10))
             crossed.append(bet.log_evidence)
     assert max(crossed) < math.log(200 * 50)

@@ -42,7 +42,7 @@ def evidence(rng: random.Random, control: Law, speculative: Law, spread: float =
         shared, other = (math.exp(spread * rng.gauss(0, 1)) for _ in range(2))
         noise, gaps = [shared * control(rng) for _ in range(32)], [other * speculative(rng) for _ in range(16)]
         for name in ("all", ("1", "4", "16")[chunk % 3]):
-            bets[name].control = [*bets[name].control, *noise]
+            bets[name].compare_with(noise)
             bets[name].add(gaps)
         greatest = max(greatest, together([bet.log_evidence for bet in bets.values()]))
     return greatest

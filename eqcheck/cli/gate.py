@@ -107,8 +107,8 @@ def run(options: argparse.Namespace) -> int:
         _write(options.out / "gate.json", json.dumps(report, indent=1) + "\n")
         _write(options.out / "gate.html", page_of(report, gaps))
         for violation in report["violations"]:
-            if smallest := violation.get("smallest"):
-                _write(options.out / f"{violation['kind']}.py", smallest["script"])
+            if shown := violation.get("smallest", {}).get("script"):
+                _write(options.out / f"{violation['kind']}.py", shown)
     if options.junit is not None:
         from eqcheck.report.checks import as_xml
 

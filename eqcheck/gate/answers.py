@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +15,12 @@ from eqcheck.contract.escaping import one_line
 
 class ServerError(UsageError):
     """A server is down, refuses, or answers in a way that cannot be judged; the message says what to switch on."""
+
+
+_COUNT = re.compile(
+    r"^\w+:spec_(?:decode_)?(num_\w+|verify_calls)_total(?:\{(.*)\})? (\d+(?:\.\d+)?(?:e\+?\d+)?)$", re.M
+)
+_POSITION = re.compile(r'\bposition="(\d{1,3})"')
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ def id_of(key: Any) -> int | None:
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else None
 
 
-def tokens_of(choice: Mapping[str, Any], place: str) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
+def tokens_of(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
     """The new tokens' ids and log-probabilities, each None where it is not told."""
     told = choice.get("logprobs")
     told = told if isinstance(told, dict) else {}
@@ -100,3 +108,71 @@ def first_law(told: Mapping[str, Any]) -> dict[int, float]:
         pairs = [(each.get("id"), each.get("logprob")) for each in records]
     known = [(id_of(name), as_number(value)) for name, value in pairs]
     return {name: value for name, value in known if name is not None and value is not None}
+
+
+def choice_of_native(answer: Any, place: str) -> dict[str, Any]:
+    """An answer of SGLang's ``/generate`` as a choice of OpenAI's, with the scores of the prompt's tokens.
+
+    A log-probability stands there as ``[value, id, text]``, and a place without one as null.
+
+    >>> told = {"output_ids": [7], "meta_info": {"finish_reason": {"type": "length"},
+    ...     "output_token_logprobs": [[-0.5, 7, None]], "output_top_logprobs": [[[-0.5, 7, None], [-1.0, 8, None]]]}}
+    >>> choice = choice_of_native(told, "here")
+    >>> choice["token_ids"], choice["finish_reason"], choice["logprobs"]["top_logprobs"]
+    ([7], 'length', [{7: -0.5, 8: -1.0}])
+    """
+    if not isinstance(answer, dict) or as_ids(answer.get("output_ids")) is None:
+        raise ServerError(f"{place}: expected an object with ids in 'output_ids', got {one_line(str(answer), 200)}")
+    told = answer.get("meta_info")
+    told = told if isinstance(told, dict) else {}
+    reason = told.get("finish_reason")
+    scores, likeliest = (
+        {side: as_list(told.get(f"{side}_{name}_logprobs")) for side in ("input", "output")}
+        for name in ("token", "top")
+    )
+    return {
+        "token_ids": answer["output_ids"],
+        "finish_reason": reason.get("type") if isinstance(reason, dict) else reason,
+        "logprobs": {
+            "token_logprobs": [_score(one) for one in scores["output"]],
+            "top_logprobs": [_scores(each) for each in likeliest["output"]],
+        },
+        "prompt_scores": [_score(one) for one in scores["input"]],
+        "prompt_likeliest": [_scores(each) for each in likeliest["input"]],
+    }
+
+
+def _score(told: Any) -> float | None:
+    return as_number(told[0]) if isinstance(told, list) and told else None
+
+
+def _scores(told: Any) -> dict[Any, float]:
+    pairs = [(each[1], _score(each)) for each in as_list(told) if isinstance(each, list) and len(each) > 1]
+    return {name: value for name, value in pairs if value is not None and id_of(name) is not None}
+
+
+def counts_of(metrics: str) -> Counter[str]:
+    """The counts of drafts in a text of Prometheus, as vLLM and SGLang name them; those of a position end in it.
+
+    >>> text = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 12.0'
+    >>> counts_of(text)
+    Counter({'num_accepted_tokens_per_pos 1': 12})
+    """
+    counts: Counter[str] = Counter()
+    for name, labels, value in _COUNT.findall(metrics):
+        position = _POSITION.search(labels)
+        counts[f"{name} {position[1]}" if position else name] += int(float(value))
+    return counts
+
+
+def counts_beside(choice: Mapping[str, Any]) -> Counter[str]:
+    """The counts of drafts that llama.cpp tells beside a row."""
+    told = choice.get("timings")
+    drafted, accepted = (
+        (as_count(told.get(name)) for name in ("draft_n", "draft_n_accepted")) if isinstance(told, dict) else (0, 0)
+    )
+    return Counter(num_draft_tokens=drafted, num_accepted_tokens=min(drafted, accepted))
+
+
+def as_count(value: Any) -> int:
+    return value if type(value) is int and 0 <= value < 2**31 else 0

@@ -41,30 +41,36 @@ class Exceedances:
     (0, 20, True)
     """
 
-    def __init__(self, control: Iterable[float] = (), floor: float = 0.0) -> None:
-        self.control, self.floor = list(control), floor
+    def __init__(self, control: Iterable[float] = ()) -> None:
+        self.controls, self.highest, self.floor = 0, 0.0, 0.0
         self.gaps: list[float] = []
         self.exceeding = 0
         self.log_evidence = 0.0
+        self.compare_with(control)
+
+    def compare_with(self, control: Iterable[float]) -> None:
+        """Count rows of the control."""
+        for gap in control:
+            self.controls, self.highest = self.controls + 1, max(self.highest, gap)
 
     @property
     def threshold(self) -> float:
         """A gap beyond it exceeds."""
-        return ROOM * max([self.floor, *self.control])
+        return ROOM * max(self.floor, self.highest)
 
     def add(self, gaps: Iterable[float]) -> None:
         """Count rows of the speculative server, in the order in which they were asked for."""
-        highest, threshold = max([0.0, *self.control]), self.threshold
-        above = sum(gap > highest for gap in self.gaps)
+        threshold = self.threshold
+        above = sum(gap > self.highest for gap in self.gaps)
         for gap in gaps:
             rows = len(self.gaps)
-            if self.control:
-                fair = (above + 1) / (len(self.control) + rows + 1)
+            if self.controls:
+                fair = (above + 1) / (self.controls + rows + 1)
                 bet = max(fair, (self.exceeding + 0.5) / (rows + 1))
                 won = bet / fair if gap > threshold else (1 - bet) / (1 - fair)
                 self.log_evidence += math.log(won)
             self.gaps.append(gap)
-            above, self.exceeding = above + (gap > highest), self.exceeding + (gap > threshold)
+            above, self.exceeding = above + (gap > self.highest), self.exceeding + (gap > threshold)
 
 
 def together(logs: Sequence[float]) -> float:
@@ -85,7 +91,7 @@ def needed(share: float, control: float = 2.0) -> int:
     """
     bet, rows = Exceedances(), 0
     while bet.log_evidence < math.log(CROSSES) and rows < 10_000:
-        bet.control = [0.0] * (int(control * rows) + 2)
+        bet.compare_with([0.0] * (int(control * rows) + 2 - bet.controls))
         bet.add([float(int((rows + 1) * share) > int(rows * share))])
         rows += 1
     return rows

@@ -5,6 +5,7 @@ They have the methods of `eqcheck.gate.servers.Server` that a gate uses.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -82,9 +83,9 @@ class _Local:
         """The ids of a text; None where they are not told."""
         return None
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Counter[str]:
         """Nothing is counted."""
-        return {}
+        return Counter()
 
     def close(self) -> None:
         """Nothing is held."""

@@ -11,6 +11,14 @@ from typing import Any
 from eqcheck.contract.errors import UsageError
 
 Prompt = str | tuple[int, ...]
+
+
+class DrawnText(str):
+    """A text that was drawn, and the name of its kind."""
+
+    kind: str = ""
+
+
 LARGEST_FILE = 256 * 2**20
 
 _WORDS = [
@@ -77,7 +85,13 @@ def drawn(count: int, seed: int) -> list[Prompt]:
     """
     rng = random.Random(f"eqcheck gate {seed}")
     kinds = (_copied, _counting, _looked_up, _code, _shared, _short, _copied)
-    return [kinds[number % len(kinds)](rng) for number in range(count)]
+    texts = list[Prompt]()
+    for number in range(count):
+        make = kinds[number % len(kinds)]
+        text = DrawnText(make(rng))
+        text.kind = make.__name__.strip("_").replace("_", " ")
+        texts.append(text)
+    return texts
 
 
 def _words(rng: random.Random, least: int, most: int) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
@@ -16,6 +16,7 @@ from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.layout import columns
 from eqcheck.gate.answers import ServerError
 from eqcheck.gate.cause import EditCause, cause
+from eqcheck.gate.conditions import CONCURRENCY, Counts, conditions_of, needed_conditions
 from eqcheck.gate.evidence import CROSSES, ROOM
 from eqcheck.gate.reproduction import TRIES, Requests, SmallestSearch, curls, script
 from eqcheck.gate.rows import ENDS, Row
@@ -25,13 +26,6 @@ from eqcheck.report.templates import page
 
 FORMAT = "eqcheck-gate/1"
 LOOKED_AT = 3  # wrong rows; one is to be shown again
-_CONDITIONS: Mapping[str, Callable[[Row], str]] = {
-    "concurrency": lambda row: str(row.concurrency),
-    "place in the chunk": lambda row: "first" if not row.place else "later",
-    "prompt length modulo 16": lambda row: str(len(row.answer.prompt) % 16),
-    "beside sampled rows": lambda row: "yes" if row.beside else "no",
-    "has a stop": lambda row: "yes" if row.asked.stops else "no",
-}
 
 
 def built(gate: Gate, redact: bool = False) -> dict[str, Any]:
@@ -59,6 +53,7 @@ def built(gate: Gate, redact: bool = False) -> dict[str, Any]:
         "stops_heeded": gate.stops_heeded,
         "speed": {name: round(speed.rate, 1) for name, speed in gate.speeds.items()},
         "acceptance": _acceptance(gate),
+        "acceptance_of_positions": _of_positions(gate),
         "calls": {
             server.role: {"calls": server.calls, "retried": server.retried} for server in (gate.speculative, gate.plain)
         },
@@ -71,16 +66,23 @@ def _greedy(gate: Gate) -> list[Row]:
 
 
 def _acceptance(gate: Gate) -> float | None:
-    drafts = gate.drafted.get("num_draft_tokens", 0.0)
-    return round(gate.drafted.get("num_accepted_tokens", 0.0) / drafts, 3) if drafts else None
+    drafts = gate.drafted["num_draft_tokens"]
+    return round(gate.drafted["num_accepted_tokens"] / drafts, 3) if drafts else None
+
+
+def _of_positions(gate: Gate) -> list[float]:
+    """The share of drafts that are accepted up to each position, where the server tells it."""
+    counts = [gate.drafted[f"num_accepted_tokens_per_pos {position}"] for position in range(64)]
+    rounds = gate.drafted["num_drafts"]
+    return [round(count / rounds, 3) for count in counts if count] if rounds else []
 
 
 def _violations(gate: Gate, redact: bool) -> list[dict[str, Any]]:
     made = []
-    ends = gate.wrong_ends
+    counts, ends = gate.wrong_ends, gate.ends
     for kind in ENDS:
-        rows = [row for row in gate.rows if row.wrong_end(gate.ends) == kind]
-        if ends[kind] > 1:
+        rows = [row for row in gate.rows if row.wrong_end(ends) == kind]
+        if counts[kind] > 1:
             made.append(_violation(gate, EditCause("bookkeeping", kind, of=len(rows)), rows, redact))
     if gate.log_greedy >= math.log(CROSSES):
         rows = sorted(
@@ -109,6 +111,7 @@ def _violation(gate: Gate, why: EditCause, rows: Sequence[Row], redact: bool) ->
     at = None if first.asked.temperature else first.beyond(gate.threshold)
     at = len(first.answer.tokens) - 1 if at is None else at
     place = first.places[at] if at < len(first.places) and not first.asked.temperature else None
+    conditions = conditions_of(gate, rows) if why.kind != "stray-law" else {}
     made = {
         "fingerprint": why.fingerprint,
         "component": why.component,
@@ -121,8 +124,8 @@ def _violation(gate: Gate, why: EditCause, rows: Sequence[Row], redact: bool) ->
             "observed": first.answer.tokens[at] if first.answer.tokens else None,
             "gap": round(place.gap, 6) if place is not None else 0.0,
         },
-        "conditions": _conditions(gate, rows) if why.kind != "stray-law" else {},
-        "explanation": _explained(gate, why, rows),
+        "conditions": conditions,
+        "explanation": " ".join([_explained(gate, why, rows), *_where(conditions)]),
     }
     return made if redact else made | _shown(gate, why, rows, at)
 
@@ -147,23 +150,23 @@ def _shown(gate: Gate, why: EditCause, rows: Sequence[Row], at: int) -> dict[str
         "asked": search.asked,
     }
     smallest |= {"max_tokens": search.row.asked.max_tokens, "observed": list(search.row.answer.tokens), "at": search.at}
+    natively = gate.speculative.native or gate.plain.native  # the script speaks OpenAI's completions
+    shown = "" if natively else script(gate, case, search.at)
     return {
         "curl": curls(gate, case),
-        "smallest": smallest | {"tries": TRIES, "script": script(gate, case, search.at)},
+        "smallest": smallest | {"tries": TRIES, "script": shown},
     }
 
 
-def _conditions(gate: Gate, rows: Sequence[Row]) -> dict[str, dict[str, list[int]]]:
-    """For each condition and value: how many of the rows are wrong, of how many."""
-    wrong, table = {id(row) for row in rows}, dict[str, dict[str, list[int]]]()
-    for name, value_of in _CONDITIONS.items():
-        counts: dict[str, list[int]] = {}
-        for row in gate.rows if any(row.asked.temperature for row in rows) else _greedy(gate):
-            count = counts.setdefault(value_of(row), [0, 0])
-            count[0], count[1] = count[0] + (id(row) in wrong), count[1] + 1
-        if len(counts) > 1:
-            table[name] = dict(sorted(counts.items()))
-    return table
+def _where(conditions: Counts) -> list[str]:
+    """A sentence for each condition that all wrong rows meet."""
+    said = []
+    for name, value in needed_conditions(conditions):
+        if name == CONCURRENCY:
+            said.append(f"No row is wrong with a concurrency below {value}.")
+        else:
+            said.append(f"In the table {name!r} all wrong rows stand under {value!r}.")
+    return said
 
 
 def _explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> str:
@@ -231,6 +234,8 @@ def text_of(report: Mapping[str, Any]) -> str:
     speed = report["speed"]
     if speed.get("plain") and speed.get("speculative"):
         accepted = f", {report['acceptance']:.0%} of drafts accepted" if report["acceptance"] is not None else ""
+        each = ", ".join(f"{share:.0%}" for share in report["acceptance_of_positions"])
+        accepted += f" (by position {each})" if each else ""
         lines.append(f"  speed: {speed['speculative'] / speed['plain']:.2f} times the plain server's{accepted}")
     retried = {role: calls["retried"] for role, calls in report["calls"].items() if calls["retried"]}
     lines += [f"  {count} calls of the {role} server were made again" for role, count in retried.items()]

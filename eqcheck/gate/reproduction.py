@@ -111,8 +111,9 @@ def curls(gate: Gate, case: Requests) -> dict[str, str]:
     """A command for each server: all requests at once for the speculative one, the wrong one for the plain one."""
 
     def line(server: Any, asked: Sequence[Wanted]) -> str:
-        start = f"curl {shlex.quote(f'{server.url}/completions')} -H 'Content-Type: application/json' -d"
-        return " & ".join(f"{start} {shlex.quote(json.dumps(one.body(server.model)))}" for one in asked)
+        calls = (server.call(one) for one in asked)
+        head = "-H 'Content-Type: application/json' -d"
+        return " & ".join(f"curl {shlex.quote(url)} {head} {shlex.quote(json.dumps(body))}" for url, body in calls)
 
     return {
         "speculative": line(gate.speculative, case.requests),

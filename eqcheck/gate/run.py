@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
@@ -60,8 +61,9 @@ class Gate:
     stops_heeded: bool | None = None
     interrupted: bool = False
     sampled: SampledRows = field(default_factory=SampledRows)
-    drafted: dict[str, float] = field(default_factory=dict)
+    drafted: Counter[str] = field(default_factory=Counter)
     too_long: int = 0  # prompts that the context cannot hold
+    prompt_kinds: list[str] = field(default_factory=list)  # of the prompts that it can hold
 
     def run(self) -> None:
         """Decode and score chunks of requests."""
@@ -81,12 +83,14 @@ class Gate:
                 at_once = self.settings.concurrency[chunk % len(self.settings.concurrency)]
                 size = min(max(8, 2 * at_once), self.settings.requests - asked)
                 self._chunk(range(asked, asked + size), at_once)
+                if not chunk:
+                    self._speculates_not()
                 chunk, asked = chunk + 1, asked + size
                 self.tell(self.progress)
         except KeyboardInterrupt:
             self.interrupted = True
         after = self.speculative.metrics()
-        self.drafted = {name: after[name] - before.get(name, 0.0) for name in after}
+        self.drafted = after - before
 
     @property
     def progress(self) -> str:
@@ -133,8 +137,8 @@ class Gate:
     @property
     def wrong_ends(self) -> Counter[str]:
         """Rows that end wrongly, by kind; a kind that the control has too is the server's way."""
-        usual = {row.wrong_end(()) for row in self.control}
-        kinds = Counter(row.wrong_end(self.ends) for row in self.rows)
+        usual, ends = {row.wrong_end(()) for row in self.control}, self.ends
+        kinds = Counter(row.wrong_end(ends) for row in self.rows)
         return Counter({kind: count for kind, count in kinds.items() if kind and kind not in usual})
 
     @property
@@ -174,7 +178,9 @@ class Gate:
         room = (one.longest for one in (self.plain, self.speculative) if one.longest is not None)
         most = min(room, default=None)
         limit = self.settings.max_tokens + 1  # the referee asks for a token more
-        kept = [one for one in prompts if most is None or isinstance(one, str) or len(one) + limit <= most]
+        fits = [most is None or isinstance(prompt, str) or len(prompt) + limit <= most for prompt in prompts]
+        kept = list(itertools.compress(prompts, fits))
+        self.prompt_kinds = [getattr(prompt, "kind", "") for prompt in itertools.compress(self.prompts, fits)]
         self.too_long = len(prompts) - len(kept)
         if not kept:
             raise UsageError(
@@ -188,11 +194,7 @@ class Gate:
 
     def _same_model(self) -> None:
         """Raise where the plain server speculates, or where first tokens show that the models differ."""
-        drafts = self.plain.metrics().get("num_draft_tokens", 0.0)
-        if drafts:
-            raise ServerError(
-                f"--plain {self.plain.url}: it speculates ({drafts:.0f} draft tokens); start it without a draft"
-            )
+        self._speculates_not()
         prompts = self.prompts[:SAME_MODEL]
         for text in SAMPLE_TEXTS:
             ids = self.speculative.tokenized(text), self.plain.tokenized(text)
@@ -205,6 +207,14 @@ class Gate:
                 f"the servers serve different models: of {len(rows)} first tokens of {self.speculative.url} "
                 f"({self.speculative.model}) {foreign} are far from those of {self.plain.url} ({self.plain.model})"
             )
+
+    def _speculates_not(self) -> None:
+        """Raise where the plain server counts drafts."""
+        counts = self.plain.metrics()
+        for name in ("num_draft_tokens", "verify_calls"):
+            if counts[name]:
+                told = f"{counts[name]} {name.removeprefix('num_').replace('_', ' ')}"
+                raise ServerError(f"--plain {self.plain.url}: it speculates ({told}); start it without a draft")
 
     def _scored(self, number: int, asked: Wanted, server: Server, at_once: int, place: int) -> Row:
         answer = server.complete(asked)
@@ -223,7 +233,8 @@ class Gate:
         self._measure(control)
         for name in ("all", f"{at_once} at once"):
             bet = self.bets[name]
-            bet.floor, bet.control = max(self.floor, self.noise), [*bet.control, *(row.gap for row in control)]
+            bet.floor = max(self.floor, self.noise)
+            bet.compare_with(row.gap for row in control)
             bet.add(row.gap for row in rows if not row.asked.temperature)
         for row, *drawn in zip(rows, first, second[::-1], strict=True):
             if row.asked.temperature:

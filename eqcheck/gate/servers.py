@@ -13,13 +13,27 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.extras import missing
-from eqcheck.gate.answers import Scored, ServerError, as_ids, as_list, as_number, first_law, listed, place_of, tokens_of
+from eqcheck.gate.answers import (
+    Scored,
+    ServerError,
+    as_ids,
+    as_list,
+    as_number,
+    choice_of_native,
+    counts_beside,
+    counts_of,
+    first_law,
+    listed,
+    place_of,
+    tokens_of,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -32,6 +46,7 @@ TRIES = 7  # of a call that is answered by 429 or 5xx, or not at all; the waits 
 FIRST_WAIT_S = 0.25
 LIKELIEST, LIKELIEST_SAMPLED = 5, 20  # tokens whose scores a referee tells beside the row's own
 LARGEST = 64 * 2**20  # bytes of an answer
+WITHOUT_CUTS = {"top_k": -1, "top_p": 1.0, "min_p": 0.0}
 RETRIED = (408, 429, 500, 502, 503, 504)
 A = TypeVar("A")
 B = TypeVar("B")
@@ -54,9 +69,18 @@ class Wanted:
         body |= {"temperature": self.temperature, "logprobs": LIKELIEST, "return_token_ids": True}
         body |= {"return_tokens_as_token_ids": True}
         if self.temperature:  # the law that is told has no cuts, and llama.cpp's default has three
-            body |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+            body |= WITHOUT_CUTS
         body |= {"seed": self.seed} if self.seed is not None else {}
         return body | ({"stop_token_ids": list(self.stops)} if self.stops else {})
+
+    def native(self) -> dict[str, Any]:
+        """The request as SGLang's own ``/generate`` has it; its prompt is ids."""
+        options: dict[str, Any] = {"max_new_tokens": self.max_tokens, "temperature": self.temperature}
+        options |= WITHOUT_CUTS if self.temperature else {}
+        options |= {"sampling_seed": self.seed} if self.seed is not None else {}
+        options |= {"stop_token_ids": list(self.stops)} if self.stops else {}
+        body = {"input_ids": list(self.prompt), "sampling_params": options}
+        return body | {"return_logprob": True, "top_logprobs_num": LIKELIEST}
 
 
 @dataclass(frozen=True)
@@ -90,6 +114,7 @@ class Server:
         self._httpx, self._lock = httpx, threading.Lock()
         self.calls = self.retried = 0
         self.answers: Counter[int | str] = Counter()
+        self.told: Counter[str] = Counter()  # drafts that stand beside rows, as llama.cpp tells them
         self.seconds, self.model = 0.0, ""
         served = listed(self._call("GET", "/models"), "data", f"{self.url}/models")
         if not served or not isinstance(served[0], dict) or not isinstance(served[0].get("id"), str):
@@ -100,7 +125,7 @@ class Server:
         longest = served[0].get("max_model_len")
         self.longest = longest if isinstance(longest, int) and longest > 0 else None
         self.likeliest = LIKELIEST
-        self._scoring = ""
+        self._scoring, self.native = "", False
         self.stored: StoredAnswers | None = None
 
     def each(self, function: Callable[[A], B], items: Sequence[A], at_once: int) -> list[B]:
@@ -110,15 +135,20 @@ class Server:
 
     def complete(self, asked: Wanted) -> Completed:
         """The row's new tokens. Raises `ServerError` where the server returns text without ids."""
-        place = f"{self.url}/completions"
-        choice = self._choice(asked.body(self.model))
-        tokens, scores = tokens_of(choice, place)
+        choice = self._generated(asked.native()) if self.native else self._choice(asked.body(self.model))
+        if not self.native and tokens_of(choice)[0] is None and not isinstance(asked.prompt, str):
+            with suppress(ServerError):  # if it is no SGLang
+                choice, self.native = self._generated(asked.native()), True
+        tokens, scores = tokens_of(choice)
         prompt = asked.prompt if not isinstance(asked.prompt, str) else as_ids(choice.get("prompt_token_ids"))
         if prompt is None or tokens is None:
             missing = "the prompt's" if tokens is not None else "token"
             raise ServerError(
-                f"{place}: expected {missing} ids, got text alone; vLLM returns ids (return_token_ids) from 0.10 on"
+                f"{self.url}/completions: expected {missing} ids, got text alone; vLLM returns ids (return_token_ids) "
+                "from 0.10 on"
             )
+        with self._lock:
+            self.told += counts_beside(choice)
         reason = choice.get("finish_reason")
         return Completed(tokens, reason if isinstance(reason, str) else None, prompt, scores)
 
@@ -130,9 +160,15 @@ class Server:
             self._scoring = self._way(prompt, tokens)
         return _WAYS[self._scoring](self, prompt, tokens)
 
+    def call(self, asked: Wanted) -> tuple[str, dict[str, Any]]:
+        """The address and the body with which a row is asked for."""
+        if self.native:
+            return self._address("/generate", True), asked.native()
+        return self._address("/completions", False), asked.body(self.model)
+
     @property
     def scoring(self) -> str:
-        """The way in which it scores: ``prompt_logprobs``, ``echo``, or ``step``, a token at a time."""
+        """The way in which it scores: ``prompt_logprobs``, ``echo``, ``generate``, or ``step``, a token at a time."""
         return self._scoring
 
     def _way(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
@@ -156,40 +192,41 @@ class Server:
             return None
         return as_ids(answer.get("tokens")) if isinstance(answer, dict) else None
 
-    def metrics(self) -> dict[str, float]:
-        """The server's counts of draft tokens and accepted ones, empty where it does not tell."""
+    def metrics(self) -> Counter[str]:
+        """The server's counts of drafts, draft tokens and accepted ones (of each position), as far as it tells them."""
         try:
             text = str(self._call("GET", "/metrics", root=True))
         except ServerError:
-            return {}
-        counts: dict[str, float] = {}
-        for line in text.splitlines():
-            for name in ("num_draft_tokens", "num_accepted_tokens"):
-                if not line.startswith("#") and f"spec_decode_{name}_total" in line:
-                    try:
-                        counts[name] = counts.get(name, 0.0) + float(line.rsplit(" ", 1)[-1])
-                    except ValueError:
-                        continue
-        return counts
+            text = ""
+        return counts_of(text) + self.told
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
 
     def _choice(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        place = f"{self.url}/completions"
-        if self.stored is not None and (known := self.stored.take(self.url, body)) is not None:
+        return self._answered("/completions", body, _first_choice)
+
+    def _generated(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        return self._answered("/generate", body, choice_of_native, root=True)
+
+    def _answered(
+        self, path: str, body: Mapping[str, Any], read: Callable[[Any, str], dict[str, Any]], *, root: bool = False
+    ) -> dict[str, Any]:
+        place = self._address(path, root)
+        if self.stored is not None and (known := self.stored.take(place, body)) is not None:
             return known
-        choices = listed(self._call("POST", "/completions", body), "choices", place)
-        if not choices or not isinstance(choices[0], dict):
-            raise ServerError(f"{place}: expected an answer with one of 'choices', got {one_line(str(choices), 200)}")
+        choice = read(self._call("POST", path, body, root=root), place)
         if self.stored is not None:
-            self.stored.put(self.url, body, choices[0])
-        return choices[0]
+            self.stored.put(place, body, choice)
+        return choice
+
+    def _address(self, path: str, root: bool) -> str:
+        return (self.url.removesuffix("/v1") if root else self.url) + path
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, root: bool = False) -> Any:
         """An answer: JSON, or text where it is none. Calls that may yet succeed are made again, with longer waits."""
-        url = (self.url.removesuffix("/v1") if root else self.url) + path
+        url = self._address(path, root)
         for attempt in range(TRIES):
             began = time.monotonic()
             said = bytearray()
@@ -234,6 +271,13 @@ class Server:
             raise ServerError(f"{url}: expected JSON, got {one_line(text, 200)!r}") from None
 
 
+def _first_choice(answer: Any, place: str) -> dict[str, Any]:
+    choices = listed(answer, "choices", place)
+    if not choices or not isinstance(choices[0], dict):
+        raise ServerError(f"{place}: expected an answer with one of 'choices', got {one_line(str(choices), 200)}")
+    return choices[0] | {"timings": answer.get("timings")}
+
+
 def _by_prompt(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
     """All places from one call, as vLLM scores prompts."""
     place = f"{server.url}/completions (prompt_logprobs)"
@@ -264,6 +308,17 @@ def _by_echo(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> li
     ]
 
 
+def _by_generate(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
+    """All places from one call of SGLang's ``/generate``. It tells nothing of the first place that is asked for."""
+    place = f"{server.url} (/generate)"
+    body = Wanted((*prompt, *tokens), 1).native()
+    told = server._generated(body | {"logprob_start_len": len(prompt) - 1, "top_logprobs_num": server.likeliest})
+    scores, likeliest = (as_list(told.get(name))[-len(tokens) :] for name in ("prompt_scores", "prompt_likeliest"))
+    if len(scores) < len(tokens) or len(likeliest) < len(tokens):
+        raise ServerError(f"{place}: expected log-probabilities of {len(tokens)} tokens, got {len(scores)}")
+    return [place_of(token, score, its, place) for token, score, its in zip(tokens, scores, likeliest, strict=True)]
+
+
 def _by_step(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
     """A call for each place, behind the true beginning; a prefix cache makes it cheap.
 
@@ -282,5 +337,6 @@ def _by_step(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> li
 _WAYS: Mapping[str, Callable[[Server, Sequence[int], Sequence[int]], list[Scored]]] = {
     "prompt_logprobs": _by_prompt,
     "echo": _by_echo,
+    "generate": _by_generate,
     "step": _by_step,
 }

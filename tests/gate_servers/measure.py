@@ -137,7 +137,7 @@ def cases(asked: argparse.Namespace) -> list[Case]:
     options, sampled = tuple(asked.options), ("--temperature", "0.8")
     made = [
         Case(build, number, (*options, *(sampled if number // 3 % 3 == 2 else ())))
-        for number, build in enumerate(itertools.islice(builds(), asked.right))
+        for number, build in itertools.islice(enumerate(builds()), asked.first, asked.first + asked.right)
     ]
     return made + [
         Case(Build(), seed, (*asked.options_of_faults.split(), *(sampled if fault in SAMPLED else ())), fault)
@@ -188,6 +188,17 @@ def auc(faulty: Sequence[float], right: Sequence[float]) -> float:
     return sum(pairs) / len(pairs) if pairs else math.nan
 
 
+def by_prompt(answers: Sequence[Answer]) -> dict[str, list[int]]:
+    """For each kind of drawn prompt: how many greedy rows are beyond the noise, of how many."""
+    counts: dict[str, list[int]] = {}
+    for answer in answers:
+        for violation in answer.result.get("violations", ()):
+            if violation["first"]["gap"]:
+                for kind, its in violation["conditions"].get("prompt", {}).items():
+                    counts[kind] = [sum(pair) for pair in zip(counts.get(kind, (0, 0)), its, strict=True)]
+    return counts
+
+
 def summary(done: Sequence[tuple[Case, Answer]]) -> int:
     """Print the counts; 1 if one of them is not as it should be."""
     right = [(case, answer) for case, answer in done if not case.fault]
@@ -203,6 +214,8 @@ def summary(done: Sequence[tuple[Case, Answer]]) -> int:
         seen = sorted(answer.tokens for case, answer in caught if case.fault == fault)
         print(f"{fault:26} {len(seen)}/{len(its)} caught, after {', '.join(map(str, seen))} tokens")
     print(f"{len(caught)}/{len(faulty)} faulty gates caught, {named} named, {len(false)} named falsely: {false}")
+    for kind, (wrong, rows) in sorted(by_prompt([answer for _, answer in faulty]).items()):
+        print(f"prompts of the kind {kind:10} {wrong} of {rows} greedy rows wrong")
     undecided = sum(answer.code not in (0, 1) for _, answer in right)
     print(f"{len(alarms)} false alarms in {len(right)} right gates, {undecided} undecided")
     evidence = [[answer.evidence for _, answer in its] for its in (faulty, right)]
@@ -213,6 +226,7 @@ def summary(done: Sequence[tuple[Case, Answer]]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Measure the gate on small servers.")
     parser.add_argument("--right", type=int, default=12, help="gates of right servers")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first of these: its build and its seed")
     parser.add_argument("--jobs", type=int, default=1, help="gates at once")
     parser.add_argument("--seeds", type=int, default=1, help="gates of each fault")
     parser.add_argument("--only", default="", help="one fault; 'none' for none")

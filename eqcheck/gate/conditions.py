@@ -1,0 +1,73 @@
+"""Where wrong rows are: for each condition and value, how many rows are wrong, of how many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from eqcheck.gate.rows import Row
+from eqcheck.gate.run import Gate
+
+Counts: TypeAlias = "Mapping[str, Mapping[str, Sequence[int]]]"
+BY_CHANCE = 1e-4  # of a condition that all wrong rows meet
+SHARED = 16  # tokens of a beginning that may be in a cache of prefixes
+FIRST = 32  # requests
+CONCURRENCY = "concurrency"
+_CONDITIONS: Mapping[str, Callable[[Gate, Row], str]] = {
+    CONCURRENCY: lambda gate, row: str(row.concurrency),
+    "place in the chunk": lambda gate, row: "first" if not row.place else "later",
+    "prompt": lambda gate, row: gate.prompt_kinds[row.request % len(gate.prompt_kinds)],
+    "prompt length modulo 16": lambda gate, row: str(len(row.answer.prompt) % 16),
+    f"begins with {SHARED} tokens of an earlier prompt": lambda gate, row: _yes(_begun(gate, row)),
+    "request": lambda gate, row: f"first {FIRST}" if row.request < FIRST else "later",
+    "beside sampled rows": lambda gate, row: _yes(row.beside),
+    "has a stop": lambda gate, row: _yes(bool(row.asked.stops)),
+    "ends by": lambda gate, row: reason if (reason := row.answer.finish_reason) in ("stop", "length") else "other",
+}
+
+
+def _yes(true: bool) -> str:
+    return "yes" if true else "no"
+
+
+def _begun(gate: Gate, row: Row) -> bool:
+    start = row.answer.prompt[:SHARED]
+    earlier = (other.answer.prompt for other in gate.rows if other.request < row.request)
+    return len(start) == SHARED and any(prompt[:SHARED] == start for prompt in earlier)
+
+
+def conditions_of(gate: Gate, rows: Sequence[Row]) -> dict[str, dict[str, list[int]]]:
+    """For each condition that has several values, and each value: how many of the rows are wrong, of how many."""
+    wrong, table = {id(row) for row in rows}, dict[str, dict[str, list[int]]]()
+    sampled = any(row.asked.temperature for row in rows)
+    for name, value_of in _CONDITIONS.items():
+        counts: dict[str, list[int]] = {}
+        for row in gate.rows:
+            if sampled or not row.asked.temperature:
+                count = counts.setdefault(value_of(gate, row), [0, 0])
+                count[0], count[1] = count[0] + (id(row) in wrong), count[1] + 1
+        if len(counts) > 1:
+            table[name] = dict(sorted(counts.items(), key=lambda pair: (len(pair[0]), pair[0])))
+    return table
+
+
+def needed_conditions(conditions: Counts) -> list[tuple[str, str]]:
+    """The conditions that all wrong rows meet, with the value, where chance would hardly have it so.
+
+    For `CONCURRENCY` the value is the least.
+
+    >>> needed_conditions({"concurrency": {"1": [0, 40], "4": [9, 20], "16": [30, 60]}, "request": {"later": [9, 9]}})
+    [('concurrency', '4')]
+    """
+    needed = []
+    for name, counts in conditions.items():
+        values = [value for value, (wrong, _) in counts.items() if wrong]
+        seen, rows = (sum(count[place] for count in counts.values()) for place in (0, 1))
+        inside = sum(counts[value][1] for value in values)
+        last = list(counts)[len(counts) - len(values) :] == values
+        if math.comb(inside, seen) <= BY_CHANCE * math.comb(rows, seen) and (
+            len(values) == 1 or (name == CONCURRENCY and last)
+        ):
+            needed.append((name, values[0]))
+    return needed

@@ -1,0 +1,147 @@
+"""The gate on servers that answer otherwise than vLLM: SGLang's own calls, and counts of drafts in several forms."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from test_gate_bad_servers import SMALL, Body, Toy, best, gate, serving, wrong
+
+from eqcheck.gate.servers import Server, Wanted
+
+LARGE = ("--requests", "96", "--max-tokens", "32", "--json")
+
+
+class SGLang(Toy):
+    """SGLang 0.5.23 in the parts that a gate asks, read from its source. ``old``: one whose completions tell no ids.
+
+    Its completions name tokens by their texts, in echoes too, and refuse a ``top_k`` of 0.
+    """
+
+    def __init__(self, *, old: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.old = old
+        self.generated = 0
+
+    def answer(self, path: str, asked: Body) -> tuple[int, Any]:
+        if path == "/generate":
+            return 200, self.generate(asked)
+        if asked.get("top_k", -1) == 0:
+            return 400, {"message": "top_k must be -1 (disable) or at least 1, got 0."}
+        status, made = super().answer(path, asked)
+        if path != "/v1/completions" or status != 200:
+            return status, made
+        (choice,) = made["choices"]
+        choice.pop("prompt_logprobs", None)
+        if self.old:
+            del choice["token_ids"], choice["prompt_token_ids"]
+        told = choice["logprobs"]
+        if asked.get("echo"):
+            told["token_logprobs"] = [None, *[-1.0] * (len(asked["prompt"]) - 1), *told["token_logprobs"]]
+            told["top_logprobs"] = [None, *[{}] * (len(asked["prompt"]) - 1), *told["top_logprobs"]]
+        told["tokens"] = ["text"] * len(told["token_logprobs"])
+        told["top_logprobs"] = [
+            dict.fromkeys(["text"], max((each or {0: 0.0}).values())) for each in told["top_logprobs"]
+        ]
+        return status, made
+
+    def generate(self, asked: Body) -> Body:
+        self.generated += 1
+        options = asked["sampling_params"]
+        assert options.get("top_k", -1) != 0
+        as_completion = {"max_tokens": options["max_new_tokens"], "stop_token_ids": options.get("stop_token_ids", [])}
+        scored = "logprob_start_len" in asked
+        made = self.completion(asked["input_ids"], as_completion | {"prompt_logprobs": scored})
+        made = self.twist(as_completion | {"prompt_logprobs": scored}, made) if self.twist else made
+        (choice,) = made["choices"]
+        ids, tokens = asked["input_ids"], choice["token_ids"]
+        told = {"finish_reason": {"type": choice["finish_reason"]}, "prompt_tokens": len(ids)}
+        told |= self.scores("output", ids, tokens, range(len(ids), len(ids) + len(tokens)))
+        if scored:
+            first = asked["logprob_start_len"]
+            its = self.scores("input", ids, [], range(first, len(ids)))
+            its["input_token_logprobs"][0][0], its["input_top_logprobs"][0] = None, None
+            told |= its
+        return {"text": "?", "output_ids": tokens, "meta_info": told}
+
+    def scores(self, side: str, ids: list[int], tokens: list[int], places: range) -> Body:
+        whole = [*ids, *tokens]
+        laws = [self.law(whole[:at]) if at else self.law([0]) for at in places]
+        pairs = list(zip(laws, places, strict=True))
+        return {
+            f"{side}_token_logprobs": [[law[whole[at]], whole[at], None] for law, at in pairs],
+            f"{side}_top_logprobs": [[[law[one], one, None] for one in best(law)] for law, _ in pairs],
+        }
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_sglang_is_judged_by_its_own_calls(old: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gate(SGLang(old=old), plain := SGLang(old=old), *LARGE) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["plain"]["scoring"] == "generate"
+    assert report["stops_heeded"]
+    assert plain.generated > 96
+    assert gate(SGLang(old=old, twist=wrong), SGLang(old=old), *LARGE) == 1
+    (violation,) = json.loads(capsys.readouterr().out)["violations"]
+    assert violation["first"]["gap"] > 0
+    assert ("/generate" in violation["curl"]["speculative"]) == old
+
+
+def test_a_row_is_asked_of_sglang_without_cuts() -> None:
+    with serving(SGLang(old=True)) as url:
+        server = Server(url, "plain")
+        wanted = Wanted((1, 2, 3), 4, temperature=0.8, seed=5, stops=(7,))
+        assert len(server.complete(wanted).tokens) <= 4
+        address, body = server.call(wanted)
+        assert address.endswith("/generate")
+        assert body["sampling_params"]["top_k"] == -1
+        assert body["sampling_params"]["stop_token_ids"] == [7]
+
+
+METRICS = """# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
+vllm:spec_decode_num_drafts_total{{engine="0"}} {0}.0
+vllm:spec_decode_num_draft_tokens_total{{engine="0"}} {1}.0
+vllm:spec_decode_num_accepted_tokens_total{{engine="0"}} {2}.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="0"}} {3}.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="1"}} {4}.0
+"""
+
+
+class Counting(Toy):
+    """Its metrics count four draft tokens a round from the first call on, as vLLM does."""
+
+    def answer(self, path: str, asked: Body) -> tuple[int, Any]:
+        made = super().answer(path, asked)
+        self.metrics = METRICS.format(*(each * self.calls for each in (2, 8, 3, 2, 1)))
+        return made
+
+
+def test_acceptance_is_told_by_position(capsys: pytest.CaptureFixture[str]) -> None:
+    speculative = Counting()
+    speculative.metrics = METRICS.format(*[0] * 5)
+    gate(speculative, Toy(), *SMALL)
+    assert "38% of drafts accepted (by position 100%, 50%)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_drafts_that_stand_beside_a_row_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    beside: Body = {"timings": {"draft_n": 40, "draft_n_accepted": 10}}
+    gate(Toy(twist=lambda asked, made: made | beside), Toy(), *SMALL)
+    assert "25% of drafts accepted" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("name", ["vllm:spec_decode_num_draft_tokens_total", "sglang:spec_verify_calls_total"])
+def test_a_plain_server_that_speculates_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = Toy()
+    plain.metrics = f'{name}{{model="toy"}} 12.0'
+    assert gate(Toy(), plain) == 4
+    assert re.search(r"it speculates \(12 (draft tokens|verify calls)\)", capsys.readouterr().err)
+
+
+def test_a_plain_server_that_is_seen_to_speculate_only_by_its_rows_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told: Body = {"timings": {"draft_n": 4, "draft_n_accepted": 1}}
+    assert gate(Toy(), Toy(twist=lambda asked, made: made | told)) == 4
+    assert "it speculates" in capsys.readouterr().err
