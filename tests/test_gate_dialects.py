@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from typing import Any
 
@@ -145,3 +146,27 @@ def test_a_plain_server_that_is_seen_to_speculate_only_by_its_rows_is_refused(
     told: Body = {"timings": {"draft_n": 4, "draft_n_accepted": 1}}
     assert gate(Toy(), Toy(twist=lambda asked, made: made | told)) == 4
     assert "it speculates" in capsys.readouterr().err
+
+
+class Drawing(Toy):
+    """A server that takes the second choice in some places, ``at_random`` or by a rule of the length."""
+
+    def __init__(self, at_random: bool) -> None:
+        super().__init__()
+        self.at_random, self.rng = at_random, random.Random(0)
+
+    def law(self, ids: list[int]) -> tuple[float, ...]:
+        law = super().law(ids)
+        rng = self.rng if self.at_random else random.Random(len(ids))
+        if len(ids) % 3 == 0 and rng.random() < 0.2:  # never two in a row
+            first, second = best(law)[:2]
+            law = tuple({first: law[second], second: law[first]}.get(token, score) for token, score in enumerate(law))
+        return law
+
+
+@pytest.mark.parametrize(("at_random", "kind"), [(True, "greedy-drawn"), (False, "over-accept")])
+def test_a_draw_is_no_acceptance(at_random: bool, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gate(Drawing(at_random), Toy(), *LARGE) == 1
+    (violation,) = json.loads(capsys.readouterr().out)["violations"]
+    assert violation["kind"] == kind
+    assert ("not answered alike" in violation["explanation"]) == at_random

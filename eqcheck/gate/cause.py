@@ -17,9 +17,13 @@ from eqcheck.gate.servers import Wanted
 
 LOOKED_AT = 24  # wrong tokens, one of a row
 NEAR = 6  # tokens before the wrong one at which a context is edited
+BLOCK = 16  # tokens of a page
 CHANCE = 1e-4
 MOST = 0.5  # of the wrong tokens an edit has to give
 ALONE = 0.9  # of the wrong tokens that have a right one behind them
+ASKED_AGAIN, TIMES = 8, 3  # rows, and how often each
+AGAIN = "again"
+"""The edit of a cause that is seen when rows are asked again."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,9 @@ EDITS: Mapping[str, tuple[str, str]] = {
     "twice": ("cache", "duplicate-entry"),
     "draft": ("cache", "stale-entry"),
     "row": ("cache", "wrong-row"),
+    "input": ("cache", "wrong-row"),
+    "block": ("cache", "missing-entry"),
+    "behind": ("cache", "missing-entry"),
 }
 
 
@@ -56,8 +63,6 @@ def cause(gate: Gate, wrong: Sequence[Row]) -> EditCause:
     looked_at = [row for row in wrong if row.beyond(gate.threshold) is not None][:LOOKED_AT]
     if not looked_at:
         return UNATTRIBUTED
-    if single := _single(gate, looked_at):
-        return single
     hits: dict[str, int] = {}
     tried = 0
     for row, edits in ((row, list(_edits(gate, row))) for row in looked_at):
@@ -72,11 +77,12 @@ def cause(gate: Gate, wrong: Sequence[Row]) -> EditCause:
         tried += len({name for name, _ in edits})
         for name in given:
             hits[name] = hits.get(name, 0) + 1
-    return _leading(hits, len(looked_at), tried)
+    leading = _leading(hits, len(looked_at), tried)
+    return leading if leading.edit else _single(gate, looked_at) or UNATTRIBUTED
 
 
 def _single(gate: Gate, rows: Sequence[Row]) -> EditCause | None:
-    """Over-acceptance: wrong tokens stand alone, and the next token is the referee's own behind the wrong one.
+    """Over-acceptance, or a draw: wrong tokens stand alone, and the next is the referee's own behind the wrong one.
 
     A wrong context stays wrong, and gives more wrong tokens in a row than chance does.
     """
@@ -95,7 +101,16 @@ def _single(gate: Gate, rows: Sequence[Row]) -> EditCause | None:
     likely = sum(rank < 4 for rank in ranks)
     if likely < len(ranks) / 2:
         return None
+    if differing := sum(_differs(gate, row) for row in rows[:ASKED_AGAIN]):
+        most = 2 * differing > len(rows[:ASKED_AGAIN])
+        return EditCause("sampling", "greedy-drawn", AGAIN, differing, len(rows[:ASKED_AGAIN])) if most else None
     return EditCause("bookkeeping", "over-accept", given=alone, of=len(followed), chance=0.0)
+
+
+def _differs(gate: Gate, row: Row) -> bool:
+    """Whether the row is answered otherwise when it is asked again, alone: a draw is, an acceptance is not."""
+    first, *others = (gate.speculative.complete(row.asked).tokens for _ in range(TIMES))
+    return any(other != first for other in others)
 
 
 def _edits(gate: Gate, row: Row) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -117,27 +132,33 @@ def _edits(gate: Gate, row: Row) -> Iterator[tuple[str, tuple[int, ...]]]:
             place = last - back
             for token in other[:1]:
                 yield f"draft {back}", (*context[:place], token, *context[place:])
+    for number in range((last - 1) // BLOCK):
+        yield f"block {number}", (*context[: number * BLOCK], *context[(number + 1) * BLOCK :])
+    for size in (BLOCK, 2 * BLOCK, 4 * BLOCK, 8 * BLOCK):
+        if size < last - BLOCK:  # else it is the first block that is left out
+            yield f"behind {size}", context[-size:]
     for other_row in gate.rows:
         if other_row is not row and abs(other_row.request - row.request) == 1 and other_row.concurrency > 1:
             its = (*other_row.answer.prompt, *other_row.answer.tokens)[: last - 1]
             yield f"row {other_row.request - row.request:+d}", (*its, context[-1])
+            if at and other_row.answer.tokens[at - 1 : at]:
+                yield f"input {other_row.request - row.request:+d}", (*context[:-1], other_row.answer.tokens[at - 1])
 
 
 def _leading(hits: Mapping[str, int], of: int, tried: int) -> EditCause:
     """The edit that gives most, if it does so beyond chance: others give a wrong token as often as they do together."""
-    kinds: dict[str, int] = {}
-    for name, count in hits.items():
-        kinds[name.partition(" ")[0]] = max(kinds.get(name.partition(" ")[0], 0), count)
-    if not kinds:
+    if not hits:
         return UNATTRIBUTED
     best = max(hits, key=lambda name: hits[name])
-    kind, count = best.partition(" ")[0], hits[best]
-    others = [value for name, value in hits.items() if name.partition(" ")[0] != kind]
+    (component, kind), count = _kind(best), hits[best]
+    others = [value for name, value in hits.items() if _kind(name) != (component, kind)]
     rate = min(0.9, (sum(others) + 1) / max(1, tried))
-    chance = min(
-        1.0, len(hits) * sum(math.comb(of, n) * rate**n * (1 - rate) ** (of - n) for n in range(count, of + 1))
+    tail = sum(math.comb(of, n) * rate**n * (1 - rate) ** (of - n) for n in range(count, of + 1))
+    chance = min(1.0, len(hits) * tail)
+    return (
+        EditCause(component, kind, best, count, of, chance) if count >= MOST * of and chance <= CHANCE else UNATTRIBUTED
     )
-    if count < MOST * of or chance > CHANCE:
-        return UNATTRIBUTED
-    component, name = EDITS[kind]
-    return EditCause(component, name, best, count, of, chance)
+
+
+def _kind(edit: str) -> tuple[str, str]:
+    return EDITS[edit.partition(" ")[0]]

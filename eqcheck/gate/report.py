@@ -15,7 +15,7 @@ from eqcheck.contract.escaping import one_line, printable
 from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.layout import columns
 from eqcheck.gate.answers import ServerError
-from eqcheck.gate.cause import EditCause, cause
+from eqcheck.gate.cause import AGAIN, BLOCK, TIMES, EditCause, cause
 from eqcheck.gate.conditions import CONCURRENCY, Counts, conditions_of, needed_conditions
 from eqcheck.gate.evidence import CROSSES, ROOM
 from eqcheck.gate.reproduction import TRIES, Requests, SmallestSearch, curls, script
@@ -189,7 +189,12 @@ def _explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> str:
             f"{gate.threshold / ROOM:.3g}. In request {first.request} new token {at} is id {place.token}, and id "
             f"{place.best} is {place.gap:.3g} nats better."
         )
-    if why.edit and why.kind != "stray-law":
+    if why.edit == AGAIN:
+        said.append(
+            f"Wrong tokens are likely ones, and the next tokens are right behind them. Asked alone {TIMES} times, "
+            f"{why.given} of {why.of} of these rows are not answered alike."
+        )
+    elif why.edit and why.kind != "stray-law":
         said.append(
             f"The plain server emits {why.given} of {why.of} wrong tokens itself {_edited(why.edit)}; "
             f"chance gives so many with a probability of {why.chance:.0e}."
@@ -212,11 +217,15 @@ _END = {
 
 def _edited(edit: str) -> str:
     name, _, number = edit.partition(" ")
+    first = int(number) * BLOCK
     return {
         "without": f"if the token {number} before the last is left out",
         "twice": f"if the token {number} before the last stands twice",
         "draft": f"if its second choice stays in the context, {number} tokens back",
         "row": f"behind the text of the row at {number}",
+        "input": f"if the last token is that of the row at {number}",
+        "block": f"if the tokens {first} to {first + BLOCK - 1} of the context are left out",
+        "behind": f"if it sees the last {number} tokens alone",
     }[name]
 
 
