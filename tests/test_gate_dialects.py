@@ -164,8 +164,8 @@ class Drawing(Toy):
         return law
 
 
-@pytest.mark.parametrize(("at_random", "kind"), [(True, "greedy-drawn"), (False, "over-accept")])
-def test_a_draw_is_no_acceptance(at_random: bool, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("at_random", "kind"), [(True, "greedy-drawn"), (False, "wrong-correction")])
+def test_a_draw_is_no_wrong_choice(at_random: bool, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert gate(Drawing(at_random), Toy(), *LARGE) == 1
     (violation,) = json.loads(capsys.readouterr().out)["violations"]
     assert violation["kind"] == kind

@@ -82,9 +82,10 @@ def cause(gate: Gate, wrong: Sequence[Row]) -> EditCause:
 
 
 def _single(gate: Gate, rows: Sequence[Row]) -> EditCause | None:
-    """Over-acceptance, or a draw: wrong tokens stand alone, and the next is the referee's own behind the wrong one.
+    """Tokens chosen wrongly, or drawn: they stand alone, and the next is the referee's own behind the wrong one.
 
-    A wrong context stays wrong, and gives more wrong tokens in a row than chance does.
+    A wrong context stays wrong, and gives more wrong tokens in a row than chance does. Whether such a token is a draft
+    that was rejected cannot be seen, for no server tells its drafts.
     """
     beyond = [[place.gap > gate.threshold for place in row.places] for row in rows]
     followed = [after for marks in beyond for now, after in pairwise(marks) if now]
@@ -104,11 +105,11 @@ def _single(gate: Gate, rows: Sequence[Row]) -> EditCause | None:
     if differing := sum(_differs(gate, row) for row in rows[:ASKED_AGAIN]):
         most = 2 * differing > len(rows[:ASKED_AGAIN])
         return EditCause("sampling", "greedy-drawn", AGAIN, differing, len(rows[:ASKED_AGAIN])) if most else None
-    return EditCause("bookkeeping", "over-accept", given=alone, of=len(followed), chance=0.0)
+    return EditCause("bookkeeping", "wrong-correction", given=alone, of=len(followed), chance=0.0)
 
 
 def _differs(gate: Gate, row: Row) -> bool:
-    """Whether the row is answered otherwise when it is asked again, alone: a draw is, an acceptance is not."""
+    """Whether the row is answered otherwise when it is asked again, alone: a draw is, a wrong choice is not."""
     first, *others = (gate.speculative.complete(row.asked).tokens for _ in range(TIMES))
     return any(other != first for other in others)
 

@@ -199,8 +199,11 @@ def _explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> str:
             f"The plain server emits {why.given} of {why.of} wrong tokens itself {_edited(why.edit)}; "
             f"chance gives so many with a probability of {why.chance:.0e}."
         )
-    elif why.kind == "over-accept":
-        said.append(f"Of {why.of} wrong tokens {why.given} are followed by a right one, so the contexts are right.")
+    elif why.kind == "wrong-correction":
+        said.append(
+            f"Of {why.of} wrong tokens {why.given} are followed by a right one, so nothing wrong stays in the context: "
+            "tokens are chosen wrongly. Whether they are rejected drafts is not seen: servers do not tell their drafts."
+        )
     elif why.kind == "greedy-drawn":
         said.append("The same rows are right where no sampled row stands beside them.")
     elif why.component == "unattributed":

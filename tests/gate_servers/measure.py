@@ -32,7 +32,7 @@ from gate_servers.engine import FAULTS, Engine
 from gate_servers.server import served, weights
 
 KINDS = {  # names that are true of each fault
-    "accepts-once-too-often": {"over-accept"},
+    "accepts-once-too-often": {"wrong-correction"},  # an over-acceptance, as far as tokens show
     "position-not-rolled-back": {"query-position"},
     "rejected-draft-kept": {"stale-entry"},
     "pads-seen": {"pad-visible"},
