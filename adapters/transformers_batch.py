@@ -1,42 +1,48 @@
 """The installed ``transformers``' continuous batching, ``generate_batch()``: pages, shared beginnings, preemption.
 
-It does not speculate, whatever drafts a request asks for. So an audit says whether its pages can be trusted, and what
-assisted generation is compared with is right. A manager is kept for requests with the same settings, as
+It does not speculate, whatever drafts a request asks for. A manager is kept for requests with the same settings, as
 ``persistent_manager=True`` does, and with it the pages that later requests may share. Rows are streamed, so that a late
 row joins behind so many tokens of the others. With temperatures each row has processors of its own; a greedy row among
-them has a top-k of 1, for the manager either samples or does not.
+them has a top-k of 1, for a manager either samples or does not.
 """
 
 from __future__ import annotations
 
-import logging
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, GenerationConfig
 
 import eqcheck
 from eqcheck.contract.decoders import Request, RowOptions
 
-_PAGE = 32  # tokens, as those of the blocks that a request asks for
-_BLOCKS, _TOKENS = 512, 256  # where a request asks for none
-_PATIENCE_S = 60.0  # without a token
+
+def prepare() -> None:
+    """One thread; the engine's own words go nowhere."""
+    import logging
+
+    torch.set_num_threads(1)
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
 
 
-def start(model: Any, request: Request) -> Any:
-    """A manager with the settings of the request, with its thread."""
-    from transformers import ContinuousBatchingConfig
+def start(target: str, draft: str, request: Request) -> Any:
+    """A manager with the settings of the request, with its thread. Blocks have 32 tokens."""
+    import torch
+    from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
     sampled = any(row.temperature for row in request.rows)
     processors = {"do_sample": True, "temperature": 0.9, "top_k": 9, "top_p": 0.9} if sampled else {"do_sample": False}
     sharing = {} if request.prefix_caching is None else {"allow_block_sharing": request.prefix_caching}
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, request.dtype)).eval()
     manager = model.init_continuous_batching(
         generation_config=GenerationConfig(**processors, eos_token_id=-1, pad_token_id=0),
         continuous_batching_config=ContinuousBatchingConfig(
-            page_size=_PAGE,
-            num_blocks=request.kv_blocks or _BLOCKS,
-            max_batch_tokens=request.token_budget or _TOKENS,
+            page_size=32,
+            num_blocks=request.kv_blocks or 512,
+            max_batch_tokens=request.token_budget or 256,
             per_request_processors=sampled,
             return_logprobs=any(row.logprobs for row in request.rows),
             **sharing,
@@ -47,7 +53,7 @@ def start(model: Any, request: Request) -> Any:
 
 
 def processed(row: RowOptions, vocabulary: int, sampled: bool) -> dict[str, Any]:
-    """The arguments of a row's processors."""
+    """The arguments of a row's processors. A top-k of 0 would be taken for 1 (5.23)."""
     if not sampled:
         return {}
     if not row.temperature:
@@ -55,17 +61,15 @@ def processed(row: RowOptions, vocabulary: int, sampled: bool) -> dict[str, Any]
     return {"temperature": float(row.temperature), "top_k": row.top_k or vocabulary, "top_p": float(row.top_p)}
 
 
-def decode(manager: Any, request: Request, vocabulary: int) -> list[Any]:
-    """The engine's answer to each row; a late row is handed over behind so many tokens of the others."""
-    sampled = any(row.temperature for row in request.rows)
+def decode(manager: Any, request: Request, observed: dict[str, Any] | None = None) -> list[list[int]]:
+    """The new tokens of each row; a late row is handed over behind so many tokens of the others."""
+    sampled, vocabulary = any(row.temperature for row in request.rows), manager.model.config.vocab_size
     waiting = sorted(range(len(request.rows)), key=lambda number: request.rows[number].arrival)
-    running: dict[str, int] = {}
-    told: dict[int, Any] = {}
-    tokens = 0
+    running, told, tokens, late = dict[str, int](), dict[int, Any](), 0, 0
     while len(told) < len(request.rows):
         while waiting and (request.rows[waiting[0]].arrival <= tokens or not running):
             number = waiting.pop(0)
-            row = request.rows[number]
+            row, late = request.rows[number], late + (tokens > 0)
             name = manager.add_request(
                 request.prompts[number],
                 max_new_tokens=row.max_new_tokens,
@@ -76,67 +80,95 @@ def decode(manager: Any, request: Request, vocabulary: int) -> list[Any]:
             if name is None:
                 raise RuntimeError("the manager takes no request")
             running[name] = number
-        answer = manager.get_result(timeout=_PATIENCE_S)
+        answer = manager.get_result(timeout=60)
         if answer is None:
-            raise RuntimeError(f"no token in {_PATIENCE_S:.0f} s: {manager.background_thread_status.fatal_error}")
+            raise RuntimeError(f"no token in 60 s: {manager.background_thread_status.fatal_error}")
         if answer.error is not None:
             raise RuntimeError(answer.error)
         tokens = max(tokens, len(answer.generated_tokens))
         if answer.is_finished():
             told[running.pop(answer.request_id)] = answer
-    return [told[number] for number in range(len(request.rows))]
+    answers = [told[number] for number in range(len(request.rows))]
+    if observed is not None:
+        observed.update(late_rows=late, logprobs=[answer.logprobs for answer in answers])
+    return [answer.generated_tokens for answer in answers]
 
 
-class Batches:
-    """The managers of models."""
+def counted(counts: Counter[str], name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, which counts the calls that return more than nothing."""
 
-    script = (start, processed, decode)
+    def call(*words: Any, **named: Any) -> Any:
+        told = method(*words, **named)
+        counts[name] += bool(told)
+        return told
+
+    return call
+
+
+class ContinuousBatching:
+    """One manager at a time, for the settings of a request."""
+
+    script = (prepare, start, processed, decode)
     requirements = "transformers, torch"
 
     def open(self) -> None:
+        from transformers.generation.continuous_batching.cache import PagedAttentionCache
+        from transformers.generation.continuous_batching.offloading_manager import OffloadingManager
+
+        prepare()
         self.version = transformers.__version__
-        self.models: dict[tuple[str, str], Any] = {}
-        self.managers: dict[tuple[Any, ...], Any] = {}
-        torch.set_num_threads(1)
-        logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
+        self.settings: tuple[Any, ...] = ()
+        self.manager: Any = None
+        self.counts: Counter[str] = Counter()
+        self.patches = [
+            mock.patch.object(owner, method, counted(self.counts, name, getattr(owner, method)))
+            for owner, method, name in (
+                (PagedAttentionCache, "search_prefix_match", "prefix_hits"),
+                (OffloadingManager, "offload_requests", "preemptions"),
+            )
+        ]
+        for patch in self.patches:
+            patch.start()
 
     def close(self) -> None:
-        for manager in self.managers.values():
-            manager.stop(block=True, timeout=10)
-            manager.destroy()
-        self.managers.clear()
+        self.renew()
+        for patch in self.patches:
+            patch.stop()
 
     def renew(self) -> None:
-        """End the managers: the pages are theirs."""
-        self.close()
+        """End the manager: the pages are its own."""
+        if self.manager is not None:
+            self.manager.stop(block=True, timeout=10)
+            self.manager.destroy()
+        self.manager = None
 
-    def __call__(self, target: str, draft: str, request: Request) -> list[eqcheck.Completion]:
-        model = self._model(target, request.dtype)
-        sampled, scored = (any(getattr(row, name) for row in request.rows) for name in ("temperature", "logprobs"))
-        settings = (target, request.dtype, request.kv_blocks, request.token_budget, request.prefix_caching)
-        if (settings, sampled, scored) not in self.managers:
-            self.close()  # a model has one manager at a time
+    def load(self, target: str, draft: str, request: Request) -> Any:
+        """The manager."""
+        settings: tuple[Any, ...] = (
+            *(target, request.dtype, request.kv_blocks, request.token_budget, request.prefix_caching),
+            *(any(getattr(row, name) for row in request.rows) for name in ("temperature", "logprobs")),
+        )
+        if self.manager is None or self.settings != settings:
+            self.renew()
             try:
-                self.managers[settings, sampled, scored] = start(model, request)
+                self.manager, self.settings = start(target, draft, request), settings
             except ValueError as error:
                 raise eqcheck.Unsupported(f"the manager does not start: {error}") from error
-        try:
-            told = decode(self.managers[settings, sampled, scored], request, model.config.vocab_size)
-        except Exception:
-            self.close()  # it may hold rows that never end
-            raise
-        return [
-            eqcheck.Completion(answer.generated_tokens, logprobs=answer.logprobs if row.logprobs else None)
-            for row, answer in zip(request.rows, told, strict=True)
-        ]
+        return self.manager
 
-    def _model(self, folder: str, dtype: str) -> Any:
-        if (folder, dtype) not in self.models:
-            self.close()
-            self.models[folder, dtype] = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=getattr(torch, dtype)
-            ).eval()
-        return self.models[folder, dtype]
+    def __call__(self, target: str, draft: str, request: Request) -> list[eqcheck.Completion]:
+        manager = self.load(target, draft, request)
+        self.counts.clear()
+        observed: dict[str, Any] = {}
+        try:
+            outputs = decode(manager, request, observed)
+        except Exception:
+            self.renew()  # it may hold rows that never end
+            raise
+        scores = observed.pop("logprobs")
+        self.observed = {**observed, **self.counts}
+        rows = zip(outputs, scores, request.rows, strict=True)
+        return [eqcheck.Completion(tokens, logprobs=told if row.logprobs else None) for tokens, told, row in rows]
 
 
 _ORIGIN = "https://github.com/huggingface/transformers"
@@ -156,6 +188,6 @@ _CLAIMS: dict[str, Any] = {
         "top-p",
     ),
 }
-ContinuousBatching = eqcheck.decoder(
-    name="transformers_batch", checkpoints=True, origin=_ORIGIN, dtype="float32", **_CLAIMS
-)(Batches)
+in_float32 = eqcheck.decoder(name="transformers_batch", checkpoints=True, origin=_ORIGIN, dtype="float32", **_CLAIMS)(
+    ContinuousBatching
+)

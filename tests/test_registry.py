@@ -26,6 +26,7 @@ ENGINES = [
     "openai_http",
     "openvino_genai",
     "openvino_genai_bfloat16",
+    "transformers_batch",
     "transformers_bfloat16",
     "transformers_float32",
     "vllm",

@@ -148,7 +148,9 @@ def _ratios(row: SampledRow) -> Floats:
     cells = row.cells
     assert cells.q is not None
     of_draft = cells.q[np.arange(len(cells.x)), cells.x]
-    return np.asarray(np.divide(cells.at, of_draft, out=np.ones_like(of_draft), where=(of_draft > 0) & (cells.at > 0)))
+    proposed = (of_draft > 0) & (cells.at > 0)
+    with np.errstate(over="ignore"):  # a draft token that is next to impossible has an infinite ratio
+        return np.asarray(np.divide(cells.at, of_draft, out=np.ones_like(of_draft), where=proposed))
 
 
 def _argmax(law: Floats) -> Floats:
@@ -187,7 +189,8 @@ def below(cells: Cells, order: str) -> Floats:
             key = -cells.p
         else:
             assert cells.q is not None
-            key = np.divide(cells.p, cells.q, out=np.full_like(cells.p, np.inf), where=cells.q > 0)
+            with np.errstate(over="ignore"):
+                key = np.divide(cells.p, cells.q, out=np.full_like(cells.p, np.inf), where=cells.q > 0)
         own = key[np.arange(len(cells.x)), cells.x][:, None]
         before = (key < own) | ((key == own) & before)
     return np.asarray((cells.p * before).sum(-1))

@@ -80,7 +80,8 @@ class _Own:
         cells, index = self.cells, np.arange(len(self.cells.x))
         if cells.q is None:
             return np.ones((len(index), len(_COINS)))
-        ratio = np.divide(cells.p, cells.q, out=np.ones_like(cells.p), where=cells.q > 0)
+        with np.errstate(over="ignore"):  # no coin is as large as an infinite ratio
+            ratio = np.divide(cells.p, cells.q, out=np.ones_like(cells.p), where=cells.q > 0)
         refused = np.einsum("nv,nvc->nc", cells.q, ratio[..., None] <= _COINS)
         left = normal(np.maximum(cells.p - cells.q, 0), cells.p)[index, cells.x][:, None]
         accepted = cells.q[index, cells.x][:, None] * (ratio[index, cells.x][:, None] > _COINS)
