@@ -42,6 +42,7 @@ class Toy:
     def __init__(self, fault: str = "", noise: float = 0.02, model: int = 0) -> None:
         self.fault, self.noise, self.model = fault, noise, model
         self.drafted, self.accepted = (40, 30) if fault == "speculates" else (0, 0)
+        self.speculating = False
         self.random, self.generator = random.Random(model), torch.Generator().manual_seed(model)
         self.decoding, self.came, self.inside = 0, 0, Condition()
 
@@ -73,6 +74,7 @@ class Toy:
         return Told((), "length", torch.stack([self.law(whole[: at + 1]) for at in range(len(whole))]), torch.empty(0))
 
     def decoded(self, asked: Asked, hidden: bool = False) -> Told:
+        self.drafted += 4 * self.speculating
         context, laws = list(asked.prompt), []
         limit = asked.max_tokens + (2 if self.fault == "limit" else 0)
         for at in range(limit):
@@ -94,6 +96,7 @@ class Toy:
 @contextmanager
 def servers(speculative: Toy, plain: Toy | None = None, **options: Any) -> Iterator[tuple[str, ...]]:
     """The arguments that name both servers."""
+    speculative.speculating = True
     with ExitStack() as stack:
         urls = [stack.enter_context(served(each, **options)) for each in (speculative, plain or Toy())]  # type: ignore[arg-type]
         yield "--speculative", urls[0], "--plain", urls[1]

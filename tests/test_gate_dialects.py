@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-from test_gate_bad_servers import SMALL, Body, Toy, best, gate, serving, wrong
+from test_gate_bad_servers import SMALL, VOCABULARY, Body, Toy, best, gate, serving, wrong
 
+from eqcheck.cli import main
 from eqcheck.gate.servers import Server, Wanted
 
 LARGE = ("--requests", "96", "--max-tokens", "32", "--json")
@@ -170,3 +172,43 @@ def test_a_draw_is_no_wrong_choice(at_random: bool, kind: str, capsys: pytest.Ca
     (violation,) = json.loads(capsys.readouterr().out)["violations"]
     assert violation["kind"] == kind
     assert ("not answered alike" in violation["explanation"]) == at_random
+
+
+def test_evidence_that_does_not_decide_is_no_equivalence(capsys: pytest.CaptureFixture[str]) -> None:
+    def twisted(asked: Body, made: Body) -> Body:
+        """Of twenty prompts one ends with a wrong token."""
+        tokens = made["choices"][0]["token_ids"]
+        if not asked.get("prompt_logprobs") and random.Random(str(asked["prompt"])).random() < 0.05:
+            tokens[-1] = (tokens[-1] + 1) % VOCABULARY
+        return made
+
+    code = gate(Toy(twist=twisted), Toy(), "--requests", "96", "--max-tokens", "32")
+    said = " ".join(capsys.readouterr().out.split())
+    assert code == 2
+    assert "192 requests" in said
+    assert re.search(r"too much evidence for a right server, too little to accuse it: \d+ more requests", said)
+
+
+def test_a_server_that_counts_no_draft_is_not_equivalent(capsys: pytest.CaptureFixture[str]) -> None:
+    speculative = Toy()
+    speculative.metrics = METRICS.format(*[0] * 5)
+    assert gate(speculative, Toy(), "--requests", "96", "--max-tokens", "32") == 2
+    assert "counted no draft token" in capsys.readouterr().out
+
+
+def test_outputs_and_addresses_are_checked_before_anything_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    with serving(Toy()) as one, serving(Toy()) as other:
+        for words in (
+            ("--plain", one),
+            ("--plain", other, "--out", str(tmp_path / "file")),
+            ("--plain", other, "--junit", str(tmp_path / "no" / "x.xml")),
+            ("--plain", other.removesuffix("/v1")),
+        ):
+            assert main(["gate", "--speculative", one, *words]) == 4
+    said = capsys.readouterr().err
+    assert said.count("eqcheck: ") == 4
+    assert "/v1 twice" in said
+    assert f"try {other}" in said

@@ -42,6 +42,7 @@ def evidence(rng: random.Random, control: Law, speculative: Law, spread: float =
         shared, other = (math.exp(spread * rng.gauss(0, 1)) for _ in range(2))
         noise, gaps = [shared * control(rng) for _ in range(32)], [other * speculative(rng) for _ in range(16)]
         for name in ("all", ("1", "4", "16")[chunk % 3]):
+            bets[name].add_requests(zip(gaps, zip(noise[::2], noise[1::2], strict=True), strict=True))
             bets[name].compare_with(noise)
             bets[name].add(gaps)
         greatest = max(greatest, together([bet.log_evidence for bet in bets.values()]))
@@ -56,10 +57,23 @@ def test_right_servers_stay_far_below(law: Law, louder: float, spread: float) ->
     assert worst < math.log(CROSSES) / 2
 
 
-def test_a_fault_in_two_of_five_rows_crosses() -> None:
+@pytest.mark.parametrize("share", [0.4, 0.2])
+def test_a_fault_in_some_rows_crosses(share: float) -> None:
     rng = random.Random(0)
     for _ in range(30):
-        assert evidence(rng, normal, lambda its: 1.0 if its.random() < 0.4 else normal(its)) >= math.log(CROSSES)
+        assert evidence(rng, normal, lambda its: 3.0 if its.random() < share else normal(its)) >= math.log(CROSSES)
+
+
+def test_the_bet_on_the_largest_of_a_request_has_a_mean_of_one_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the room, and with rows that are alike within a request alone."""
+    monkeypatch.setattr("eqcheck.gate.evidence.ROOM", 1.0)
+    ends = []
+    for seed in range(2000):
+        rng, bet = random.Random(seed), Exceedances([0.5])
+        size = [math.exp(rng.gauss(0, 1)) for _ in range(12)]
+        bet.add_requests((rng.random() * its, [rng.random() * its, rng.random() * its]) for its in size)
+        ends.append(math.exp(bet.log_largest))
+    assert sum(ends) / len(ends) < 1.25
 
 
 def row(rng: np.random.Generator, kind: str, noise: float = 0.03) -> Row:

@@ -20,11 +20,12 @@ from eqcheck.gate.conditions import CONCURRENCY, Counts, conditions_of, needed_c
 from eqcheck.gate.evidence import CROSSES, ROOM
 from eqcheck.gate.reproduction import TRIES, Requests, SmallestSearch, curls, script
 from eqcheck.gate.rows import ENDS, Row
-from eqcheck.gate.run import Gate, facts
+from eqcheck.gate.run import DOUBTS, Gate, facts
 from eqcheck.report.checks import Check, Status
 from eqcheck.report.templates import page
 
 FORMAT = "eqcheck-gate/1"
+MOST_VALUES = 7  # of a condition that a terminal shows
 LOOKED_AT = 3  # wrong rows; one is to be shown again
 
 
@@ -52,6 +53,7 @@ def built(gate: Gate, redact: bool = False) -> dict[str, Any]:
         "lacking": gate.lacking if gate.verdict == "inconclusive" else 0,
         "stops_heeded": gate.stops_heeded,
         "speed": {name: round(speed.rate, 1) for name, speed in gate.speeds.items()},
+        "speculates": gate.speculates,
         "acceptance": _acceptance(gate),
         "acceptance_of_positions": _of_positions(gate),
         "calls": {
@@ -257,6 +259,8 @@ def text_of(report: Mapping[str, Any]) -> str:
         lines.append(
             "  of sampled rows a temperature that is a fifth off would have been seen, and laws that are as far off"
         )
+    if report["speculates"] is None:
+        lines.append("  whether the speculative server speculates was not seen: it tells no counts of drafts")
     if report["stops_heeded"] is False:
         lines.append("  stops by ids were not asked: the plain server does not heed stop_token_ids")
     if report["verdict"] == "inconclusive":
@@ -269,6 +273,8 @@ def text_of(report: Mapping[str, Any]) -> str:
             f"  {violation['explanation']}",
         ]
         for name, counts in violation["conditions"].items():
+            if len(counts) > MOST_VALUES:
+                continue  # it is in the report
             cells = ", ".join(f"{value}: {wrong} of {all_}" for value, (wrong, all_) in counts.items())
             lines.append(f"  {name}: {cells}")
         if smallest := violation.get("smallest"):
@@ -291,6 +297,11 @@ def checks_of(report: Mapping[str, Any]) -> list[Check]:
 
 
 def _why_not(report: Mapping[str, Any]) -> str:
+    if report["evidence"]["log10"] > math.log10(DOUBTS):
+        more = f"{report['lacking']} more requests would tell (--requests)"
+        return f"  too much evidence for a right server, too little to accuse it: {more}"
+    if report["speculates"] is False:
+        return "  the speculative server counted no draft token: start it with a draft"
     if report["lacking"]:
         law = ", or a temperature that is a fifth off," if report["sampled"] else ""
         more = report["lacking"]

@@ -25,6 +25,8 @@ FOREIGN = 1.0  # nats: so far from the referee no first token of its own model i
 STOPPED_IN = 4  # every so many requests has a stop
 RARE = 1 / 40  # a lasting fault changes one token in so many, or more
 SAMPLED_OF = 3  # requests one is greedy, if rows are sampled
+DOUBTS = 100.0  # so much evidence is no equivalence
+DRAFTS = ("num_draft_tokens", "verify_calls")
 LEAST_VISIBLE = 0.25  # of places: else the noise hides too much
 
 
@@ -62,6 +64,7 @@ class Gate:
     interrupted: bool = False
     sampled: SampledRows = field(default_factory=SampledRows)
     drafted: Counter[str] = field(default_factory=Counter)
+    speculates: bool | None = None  # as far as its own counts tell
     too_long: int = 0  # prompts that the context cannot hold
     prompt_kinds: list[str] = field(default_factory=list)  # of the prompts that it can hold
 
@@ -79,9 +82,9 @@ class Gate:
         before, until = self.speculative.metrics(), time.monotonic() + (self.settings.budget or math.inf)
         chunk, asked = 0, 0
         try:
-            while asked < self.settings.requests and not self.crossed and time.monotonic() < until:
+            while asked < self.most and not self.crossed and time.monotonic() < until:
                 at_once = self.settings.concurrency[chunk % len(self.settings.concurrency)]
-                size = min(max(8, 2 * at_once), self.settings.requests - asked)
+                size = min(max(8, 2 * at_once), self.most - asked)
                 self._chunk(range(asked, asked + size), at_once)
                 if not chunk:
                     self._speculates_not()
@@ -91,6 +94,18 @@ class Gate:
             self.interrupted = True
         after = self.speculative.metrics()
         self.drafted = after - before
+        if drafts := [name for name in DRAFTS if name in after]:
+            self.speculates = any(self.drafted[name] for name in drafts)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether there is more evidence than a right server leaves in all but one gate of a hundred."""
+        return self.log_evidence > math.log(DOUBTS)
+
+    @property
+    def most(self) -> int:
+        """The requests that it makes at most: twice as many where these leave a doubt."""
+        return self.settings.requests * (1 + self.doubtful)
 
     @property
     def progress(self) -> str:
@@ -154,7 +169,9 @@ class Gate:
 
     @property
     def lacking(self) -> int:
-        """How many more requests a fault of one token in 40 would need; 0 where they were enough."""
+        """How many more requests a fault of one token in 40, or the doubt that is there, would need; 0 for enough."""
+        if self.doubtful and not self.crossed:
+            return math.ceil(len(self.rows) * (math.log(CROSSES) / self.log_evidence - 1))
         greedy = [row for row in self.rows if not row.asked.temperature]
         tokens = sum(len(row.answer.tokens) for row in greedy) / max(1, len(greedy))
         share = 1 - (1 - RARE * max(self.visible, 0.05)) ** max(1.0, tokens)
@@ -170,7 +187,8 @@ class Gate:
         if self.crossed:
             return "violation"
         few = self.lacking > 0 or self.visible < LEAST_VISIBLE or sum(self.wrong_ends.values()) > 0
-        return "inconclusive" if few or self.interrupted else "equivalent"
+        untold = self.doubtful or self.speculates is False
+        return "inconclusive" if few or untold or self.interrupted else "equivalent"
 
     def _fit(self) -> None:
         """Turn texts into ids, where the plain server does that, and leave out prompts that the context cannot hold."""
@@ -211,7 +229,7 @@ class Gate:
     def _speculates_not(self) -> None:
         """Raise where the plain server counts drafts."""
         counts = self.plain.metrics()
-        for name in ("num_draft_tokens", "verify_calls"):
+        for name in DRAFTS:
             if counts[name]:
                 told = f"{counts[name]} {name.removeprefix('num_').replace('_', ' ')}"
                 raise ServerError(f"--plain {self.plain.url}: it speculates ({told}); start it without a draft")
@@ -231,8 +249,14 @@ class Gate:
         control = [row for row in (*first, *second) if not row.asked.temperature]
         self.control += control
         self._measure(control)
+        requests = [
+            (row.gap, [its.gap for its in controls])
+            for row, *controls in zip(rows, first, second[::-1], strict=True)
+            if not row.asked.temperature
+        ]
         for name in ("all", f"{at_once} at once"):
             bet = self.bets[name]
+            bet.add_requests(requests)  # before this chunk's control is counted
             bet.floor = max(self.floor, self.noise)
             bet.compare_with(row.gap for row in control)
             bet.add(row.gap for row in rows if not row.asked.temperature)

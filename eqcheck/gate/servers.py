@@ -116,7 +116,11 @@ class Server:
         self.answers: Counter[int | str] = Counter()
         self.told: Counter[str] = Counter()  # drafts that stand beside rows, as llama.cpp tells them
         self.seconds, self.model = 0.0, ""
-        served = listed(self._call("GET", "/models"), "data", f"{self.url}/models")
+        try:
+            served = listed(self._call("GET", "/models"), "data", f"{self.url}/models")
+        except ServerError as error:
+            hint = "" if self.url.endswith("/v1") or "/models: 404" not in str(error) else f"; try {self.url}/v1"
+            raise ServerError(f"{error}{hint}") from None
         if not served or not isinstance(served[0], dict) or not isinstance(served[0].get("id"), str):
             raise ServerError(
                 f"{self.url}/models: expected a list of models in 'data', got {one_line(str(served), 200)}"
@@ -198,7 +202,9 @@ class Server:
             text = str(self._call("GET", "/metrics", root=True))
         except ServerError:
             text = ""
-        return counts_of(text) + self.told
+        counts = counts_of(text)
+        counts.update(self.told)
+        return counts
 
     def close(self) -> None:
         """Close the connections."""
