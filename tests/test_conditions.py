@@ -62,10 +62,15 @@ def test_what_crashes_hide_is_said() -> None:
     assert lying(shows, spared, 180, hidden) == ["not known for left padding, where 180 cases crash"]
     both = places(*[LEFT] * 90, *[RIGHT] * 90)
     assert lying(places(*[RIGHT] * 3), places(*[RIGHT] * 17, *[LEFT] * 5), 180, both) == [
-        "3 of 25 cases that do not fail otherwise, under no condition that is sure; 180 cases crash, which may hide one"
+        "3 of 25 cases that do not fail otherwise; no condition is sure; "
+        "180 other cases crash, and may hide a condition"
     ]
     sure = "right padding only: 12 of 20 cases; left padding: 0 of 20; not counted are 180 cases of another failure"
     assert lying(shows, spared + places(*[LEFT] * 20), 180, both) == [sure]
+    # The smallest failing case was made, not drawn, and its own side was spared by the drawn ones.
+    right = spared + places(*[LEFT] * 20)
+    assert lying(shows, right, smallest=LEFT.axes) == []
+    assert lying(shows, right, 180, both, RIGHT.axes) == [sure]
 
 
 def test_a_cause_that_crashes_hide_is_told_with_them() -> None:

@@ -98,9 +98,9 @@ def _read_layers(
     found = entries(call, row, labels.of, labels.calls, family) if held is None else held
     view = QueryView.of(call, row, column, label, labels, family, found)
     surplus, right = _seen(view)
-    due = {entry.slot for entry in view.due(right).values()}
-    deviations = together(view, surplus + _unseen(view, right), due)
-    offset = 0 if family.absolute else _common_offset(right, at, int(call.places[row, column]))
+    due = view.due(right)
+    deviations = together(view, surplus + _unseen(view, right), {entry.slot for entry in due.values()})
+    offset = 0 if family.absolute else _common_offset(due, at, int(call.places[row, column]))
     misplaced, follow = _misplaced(view, right, offset, stored[request])
     deviations = wrong_path(view, deviations + misplaced)
     slots = _slots(view, right, offset, deviations)
@@ -236,14 +236,15 @@ def _elsewhere(view: QueryView, position: int) -> int | None:
     return None
 
 
-def _common_offset(right: dict[int, Entry], at: int, query_position: int) -> int:
+def _common_offset(due: Mapping[int, Entry], at: int, query_position: int) -> int:
     """The constant offset of a row's positions, which rotary positions forgive: that of most of its keys and the query.
 
-    Where as many say one thing as another, none (0) is the likeliest, then the query's.
+    Hidden keys count, too: they carry the positions that they would be seen with. Where as many say one thing as
+    another, none (0) is the likeliest, then the query's.
     """
     own = query_position - at
     votes: dict[int, int] = defaultdict(int, {own: 1})
-    for position, entry in right.items():
+    for position, entry in due.items():
         if position != at:
             votes[entry.position - position] += 1
     return max(votes, key=lambda offset: (votes[offset], offset == 0, offset == own))

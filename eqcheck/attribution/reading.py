@@ -310,7 +310,7 @@ class Reader:
             expected_row=verdict.expected,
             observed_row=verdict.observed,
             given=self.run.case.given(asked.row),
-            drafted=tuple(sorted(self.sources.proposed(asked.row, asked.position))),
+            drafted=tuple(sorted(self.sources.only_drafted(asked.row, asked.position))),
             detail=statement.detail,
             facts=statement.facts,
             **more,  # type: ignore[arg-type]

@@ -146,12 +146,20 @@ class Sources:
                 fed.setdefault(answer.write[0], []).append(answer)
         for number, of_call in fed.items():
             last = max(answer.label.position for answer in of_call)
+            if self._fed_hidden(row, number, last):
+                continue
             for answer in reversed(of_call):
                 position = answer.label.position
                 if position >= last - (self.run.case.num_draft_tokens or 0) and answer.token == observed:
                     said = state("unfinished", call=number, last=last, end=end, position=position)
                     return Told("unfinished-prompt", said, number, f"call {number} was fed a piece of the prompt")
         return None
+
+    def _fed_hidden(self, row: int, number: int, last: int) -> bool:
+        """Whether the ids of the prompt behind position ``last`` were fed by then, in columns taken for pads."""
+        rest = set(self.run.case.prompts[row][last + 1 :])
+        columns = (write for write, label in self.labels.of.items() if label.what in ("pad", "filler"))
+        return rest <= {self.fed(write) for write in columns if write[0] <= number}
 
     def drafted(self, row: int, position: int) -> set[int]:
         """The tokens the draft proposed after this token of the row.
@@ -183,6 +191,11 @@ class Sources:
             return set()
         calls = ((call, (call.digests == digests[position]) & call.tells) for call in self.run.trace.of(DRAFT))
         return {int(token) for call, which in calls for token in call.predictions[which]}
+
+    def only_drafted(self, row: int, position: int) -> set[int]:
+        """The proposed tokens but for those that the target itself answered, and was not fed: a bonus, say."""
+        answered = {self.predicted(write) for write, _ in self.labels.queries(row, position)}
+        return self.proposed(row, position) - (answered - self._verified(row, position))
 
     def fills(self, write: Write) -> bool:
         """Whether a column only fills up the row of its call: so it is labelled, or the mask hides it from itself.

@@ -88,9 +88,11 @@ def bearing(explanation: Explanation, opinion: Opinion) -> str:
     """The testimony of repair on the cause that was read: ``confirms``, ``contradicts`` or ``silent``.
 
     A rejected draft token that is seen, or a token that is seen twice, counts as the cache's, also where hiding it
-    would do.
+    would do. Of a wrong context that no emitted token comes from, only a repair that restores the output says anything:
+    its query may have been asked for another row.
     """
-    sets = opinion.restores or opinion.mends
+    elsewhere = explanation.component != "bookkeeping" and not explanation.tied
+    sets = opinion.restores or (() if elsewhere else opinion.mends)
     if not sets:
         return "silent"
     named = {explanation.component, KINDS[explanation.kind].mended_by}

@@ -76,7 +76,10 @@ def _witnesses(e: Explanation) -> list[str]:
     """The witnesses of an asserted cause beside the reading."""
     if e.component == "unattributed":
         return []
-    lines = [f"  Repair{' agrees' if e.repair_confirms else ''}: {e.repair}."] if e.repair else []
+    beside = e.component == "bookkeeping" and e.repair is not None and (e.repair.restores or e.repair.mends)
+    # A repair changes other answers as well, and a wrong choice among them may be right.
+    aside = ", which proves nothing where tokens are chosen wrongly" if beside else ""
+    lines = [f"  Repair{' agrees' if e.repair_confirms else ''}: {e.repair}{aside}."] if e.repair else []
     same, other, none = e.permuted
     if tried := same + other + none:
         right = f"; {none} {'is' if none == 1 else 'are'} right" if none else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import exp, lgamma
 
@@ -63,7 +63,7 @@ def _with_axes(result: Audit, finding: Finding) -> Finding:
     ) or places(lambda one: bool(one.symptom) and one.symptom in finding.seen)
     crashing = places(lambda one: one.symptom.startswith("crash/") and one.symptom not in finding.seen)
     hidden = _cases(run) - _cases(right) - _cases(failing)
-    only = (*lying(failing, right, hidden, crashing), *_with_others(result, finding))
+    only = (*lying(failing, right, hidden, crashing, finding.case.axes), *_with_others(result, finding))
     return replace(finding, axes=table(failing, run), only=only)
 
 
@@ -80,9 +80,16 @@ def table(failing: Places, run: Places) -> dict[str, dict[str, list[int]]]:
     return counts
 
 
-def lying(failing: Places, right: Places, hidden: int = 0, crashing: Places | None = None) -> list[str]:
+def lying(
+    failing: Places,
+    right: Places,
+    hidden: int = 0,
+    crashing: Places | None = None,
+    smallest: Mapping[str, str] | None = None,
+) -> list[str]:
     """On which side of an axis all failing cases lie, where the other side cannot have been spared by chance.
 
+    The ``smallest`` failing case was not drawn, and may lie where each drawn one was spared: nothing is said then.
     ``right`` are the cases that do not fail; ``hidden`` others fail otherwise, which may hide this failure. Each value
     spared is held against those hit alone: that any of the axis is spared by chance has a probability below 1 in 1000.
     Of values on which each case is among the ``crashing`` ones nothing is known, which is said.
@@ -100,15 +107,15 @@ def lying(failing: Places, right: Places, hidden: int = 0, crashing: Places | No
                 break
             del spared[least]
         hit = [value for value in values if value not in spared]
-        if spared and hit:
+        if spared and hit and (smallest or {}).get(axis) not in spared:
             sides = [f"{named(axis, *hit)} only: {failed} of {left} cases"]
             sides += [f"{named(axis, value)}: 0 of {of}" for value, of in spared.items()]
             said.append("; ".join(sides) + beside)
     if crashed := _cases(crashing):
         dark = [place for place in sorted(crashing) if not (failing[place] or right[place])]
         said += [f"not known for {named(*place)}, where {many(crashing[place], 'case')} crash" for place in dark]
-        shown = f"{failed} of {total} cases that do not fail otherwise, under no condition that is sure"
-        hides = f"{many(crashed, 'case')} {'crashes' if crashed == 1 else 'crash'}, which may hide one"
+        shown = f"{failed} of {total} cases that do not fail otherwise; no condition is sure"
+        hides = f"{many(crashed, 'other case')} {'crashes' if crashed == 1 else 'crash'}, and may hide a condition"
         said = said or [f"{shown}; {hides}"]
     return said
 

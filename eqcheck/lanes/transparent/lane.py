@@ -89,7 +89,8 @@ class TransparentLane(Lane):
             leak = of_state(others, self.running, self.sequences, left())
             leaks = [replace(self.unsettled(leak), minimised=True)] if leak else []
         failing, minimal = again, outcome.minimal or bool(again.case.before)
-        if not minimal and outcome.drawn and left() > 0:
+        # A stored case was the smallest of the decoder as it was then, and may have a smaller one now.
+        if not again.case.before and (outcome.drawn or outcome.minimal) and left() > 0:
             claimed = self.result.claims(outcome.case)
             families = [
                 family for family in self.source.families if (family in self.result.claimed_families) == claimed
