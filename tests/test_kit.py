@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,17 @@ def test_what_is_known_passes(tmp_path: Path) -> None:
         adapter, cases, known = short, 20, str(tmp_path / "known.toml")
 
     with pytest.warns(UserWarning, match="premature-stop shows, and is listed as known"):
+        Listed().test_ends()
+
+
+def test_a_known_violation_whose_day_is_past_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    (tmp_path / "known.toml").write_text(re.sub(r"until = \S+", "until = 2026-01-31", KNOWN))
+
+    class Listed(Equivalence):
+        adapter, cases, known = short, 20, str(tmp_path / "known.toml")
+
+    with pytest.warns(UserWarning, match="2026-01-31"), pytest.raises(AssertionError):
         Listed().test_ends()
 
 
