@@ -18,7 +18,7 @@ from typing import Any
 from eqcheck.contract.escaping import inline
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import reason
-from eqcheck.report.schema import Condition, Report, ReportedViolation
+from eqcheck.report.schema import Report, ReportedViolation
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -74,18 +74,27 @@ def _title(own: Found, note: dict[str, Any]) -> str:
 def _issue(own: Found, note: dict[str, Any], issue: str) -> str:
     own = sorted(own, key=lambda pair: pair[1].fingerprint != issue)  # the issue's own cause first
     report, violation = own[0]
-    engine = note.get("package") or f"{report.decoder.name} {inline(report.decoder.version)}"
+    engine = note.get("package") or _package(report)
     versions = {name: version for name, version in report.versions.items() if name != report.decoder.name}
     judge = ", ".join(f"{name} {inline(version)}" for name, version in versions.items())
+    pins = _pins(report.decoder.name)
+    apart = ", in an environment of its own," if pins else ""  # the judge's packages are not the engine's
+    said = f"{note['case'].strip()}\n\n" if "case" in note else ""
     blocks = [
         f"# {_title(own, note)}",
         note.get("about", "") or f"{inline(reason(violation.evidence) or violation.cause.meaning)}",
-        f"## Environment\n\n- {engine}{_pins(report.decoder.name)}\n- Linux, on a CPU\n- judged by {judge}",
-        "## Script\n\n" + _script([one for _, each in own for one in each.conditions], note),
-        "## Expected and observed\n\n```\n" + violation.explanation + "\n```",
+        f"## Environment\n\n- {engine}{pins}\n- Linux, on a CPU\n- judged{apart} by {judge}",
+        "## Script\n\n" + _script([each for _, each in own], note),
+        f"## Expected and observed\n\n{said}```\n" + violation.explanation + "\n```",
         "## Shows with\n\n" + "\n".join(_shows(*pair, violation.fingerprint) for pair in own),
     ]
     return _page(blocks, note)
+
+
+def _package(report: Report) -> str:
+    """The package of an engine: its adapter is named after it, and after a dtype; some versions name it themselves."""
+    name, version = re.sub(r"_(b?float\d+)$", "", report.decoder.name), inline(report.decoder.version)
+    return f"{name} {version}" if version[:1].isdigit() else version
 
 
 def _by_hand(engine: str, note: dict[str, Any]) -> str:
@@ -114,6 +123,8 @@ def _page(blocks: list[str], note: dict[str, Any]) -> str:
         blocks.append("## Where, by reading and not by running\n\n" + note["reading"].strip())
     if note.get("tried"):
         blocks.append("## Tried\n\n" + note["tried"].strip())
+    if note.get("newer"):
+        blocks.append("## Newer releases\n\n" + note["newer"].strip())
     if note.get("fix"):
         run = "" if note.get("tried") else ", not run"
         blocks.append(f"## A fix to consider{run}\n\n```diff\n{note['fix'].strip()}\n```")
@@ -143,27 +154,31 @@ def _shows(report: Report, violation: ReportedViolation, issue: str) -> str:
     return "\n".join(lines)
 
 
-def _script(conditions: Sequence[Condition], note: dict[str, Any]) -> str:
-    """The shortest script, whole where it is short, and the paths of the others."""
-    paths = sorted({Path(one.script) for one in conditions if one.script}, key=lambda path: (_lines(path), path))
-    if not paths and "script" in note:
+def _script(causes: Sequence[ReportedViolation], note: dict[str, Any]) -> str:
+    """The shortest script of the issue's own cause, whole where it is short, and the paths of the others."""
+    conditions = [one for cause in causes for one in cause.conditions]
+    first = causes[0].fingerprint
+    of = {Path(one.script): cause.fingerprint != first for cause in causes for one in cause.conditions if one.script}
+    paths = sorted(of, key=lambda path: (of[path], _lines(path), path))
+    if "script" in note:
         shown = f"\n\nIt prints:\n\n```\n{note['observed'].strip()}\n```"
-        return _own_script(note, "the engine") + shown
+        return _own_script(note, "the engine") + shown + "".join(f"\n\nAlso: `{path}`" for path in paths)
     if not paths:
-        return f"There is none: the case was not made smaller. `{inline(conditions[0].reproduce)}` decodes it again."
-    first, *others = paths
+        large = "" if conditions[0].minimised else ": the case was not made smaller"
+        return f"There is none{large}. `{inline(conditions[0].reproduce)}` decodes the case again."
+    shortest, *others = paths
     ran = f" {note['ran']}" if note.get("ran") else ""
-    source = (ROOT / first).read_text(encoding="utf-8")
+    source = (ROOT / shortest).read_text(encoding="utf-8")
     beside = ["_engine", *re.findall(r"(?m)^from (_\w+) import", source)]
     beside += ["_law"] * ("_sampling" in beside)
     files = ", ".join(f"`{name}.py`" for name in beside)
-    text = f"`{first}`; it needs the packages that its first lines name, and {files} beside it. "
+    text = f"`{shortest}`; it needs the packages that its first lines name, and {files} beside it. "
     if "eqcheck checkpoint write" in source:
         text += "Its arguments are two folders that `eqcheck` writes as its first lines say. "
         text += "Without them its verdict means nothing. "
     text += f"Exit code 1 says that it was shown.{ran}"
-    if _lines(first) <= LONGEST:
-        text += f"\n\n```python\n{(ROOT / first).read_text(encoding='utf-8').strip()}\n```"
+    if _lines(shortest) <= LONGEST:
+        text += f"\n\n```python\n{(ROOT / shortest).read_text(encoding='utf-8').strip()}\n```"
     return text + "".join(f"\n\nAlso: `{path}`" for path in others)
 
 

@@ -1,4 +1,4 @@
-"""llama.cpp (xllamacpp 2026.10): accepted draft tokens are told with log-probability 0.0. Arguments: two files of GGUF."""
+"""llama.cpp (xllamacpp 2026.10): tokens of a round with drafts are told with log-probability 0.0. Arguments: two GGUFs."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""onnxruntime-genai 0.18: a top-p without a top-k leaves more tokens than it should.
+"""onnxruntime-genai 0.18: a top-p with `top_k=0` leaves more tokens than it should.
 
 eqcheck checkpoint write full target --draft draft && python <this file> target draft
 """

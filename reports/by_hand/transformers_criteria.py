@@ -1,4 +1,4 @@
-"""transformers 5.23: criteria are asked once a round, and so rows go on behind a length, a token or a time."""
+"""transformers 5.23: criteria are asked once a round, and so a row goes on behind the length at which one is true."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""transformers 5.23: hidden states and attentions beside tokens of the first round are those of the prompt."""
+"""transformers 5.23: hidden states and attentions beside tokens of the first round are those of earlier places."""
 
 import copy
 

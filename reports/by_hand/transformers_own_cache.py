@@ -1,15 +1,11 @@
 """transformers 5.23: with a cache that holds tokens already, speculation feeds the whole prompt to the target again."""
 
-import copy
-
 import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
 torch.manual_seed(0)
 sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
 target = LlamaForCausalLM(LlamaConfig(**sizes, initializer_range=0.3, eos_token_id=None, bos_token_id=None)).double()
-draft = copy.deepcopy(target)  # it agrees with the target, and so drafts are accepted
-draft.generation_config.assistant_confidence_threshold = 0.0
 ids = torch.tensor([[3, 4, 5, 3, 4, 5, 3, 4]])
 asked = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
 
