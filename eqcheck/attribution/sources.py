@@ -193,7 +193,7 @@ class Sources:
         return {int(token) for call, which in calls for token in call.predictions[which]}
 
     def only_drafted(self, row: int, position: int) -> set[int]:
-        """The proposed tokens but for those that the target itself answered, and was not fed: a bonus, say."""
+        """The proposed tokens without the answers of the target itself that it was not fed, such as a bonus."""
         answered = {self.predicted(write) for write, _ in self.labels.queries(row, position)}
         return self.proposed(row, position) - (answered - self._verified(row, position))
 

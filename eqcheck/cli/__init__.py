@@ -73,7 +73,7 @@ def _internal() -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(f"{message}{'' if message.endswith('?') else ';'} `{self.prog} --help` has what there is")
+        raise UsageError(f"{message}; `{self.prog} --help` has what there is")
 
 
 def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -95,8 +95,10 @@ def _read(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
     if rest and (not hasattr(options, "specs") or any(word.startswith("-") for word in rest)):
         known = [name for action in completion.actions(parser) for name in action.option_strings]
         wrong = next((word for word in rest if word.startswith("-")), rest[0])
-        near = f"; {wrong} is an option of another command" if wrong in known else did_you_mean(wrong, known)
-        parser.error(f"unrecognized arguments: {' '.join(rest)}{near}")
+        near = f"; {wrong} is an option of another command;" if wrong in known else did_you_mean(wrong, known)
+        raise UsageError(
+            f"unrecognized arguments: {' '.join(rest)}{near or ';'} `{parser.prog} --help` has what there is"
+        )
     if rest:
         options.specs = [*options.specs, *rest]
     return options
