@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from math import inf
 from typing import Any, NamedTuple
@@ -146,7 +147,7 @@ class Sources:
                 fed.setdefault(answer.write[0], []).append(answer)
         for number, of_call in fed.items():
             last = max(answer.label.position for answer in of_call)
-            if self._fed_hidden(row, number, last):
+            if self._fed_whole(row, number):
                 continue
             for answer in reversed(of_call):
                 position = answer.label.position
@@ -155,11 +156,10 @@ class Sources:
                     return Told("unfinished-prompt", said, number, f"call {number} was fed a piece of the prompt")
         return None
 
-    def _fed_hidden(self, row: int, number: int, last: int) -> bool:
-        """Whether the ids of the prompt behind position ``last`` were fed by then, in columns taken for pads."""
-        rest = set(self.run.case.prompts[row][last + 1 :])
-        columns = (write for write, label in self.labels.of.items() if label.what in ("pad", "filler"))
-        return rest <= {self.fed(write) for write in columns if write[0] <= number}
+    def _fed_whole(self, row: int, number: int) -> bool:
+        """Whether all ids of the prompt were fed by then: a hidden one that is there twice is taken for one place."""
+        fed = [write for write, label in self.labels.of.items() if (label.request, label.what) == (row, "token")]
+        return not Counter(self.run.case.prompts[row]) - Counter(self.fed(write) for write in fed if write[0] <= number)
 
     def drafted(self, row: int, position: int) -> set[int]:
         """The tokens the draft proposed after this token of the row.
