@@ -69,6 +69,12 @@ def broken(failures: list[str]) -> int:
     return INTERNAL
 
 
+def junit_writable(path: Path | None) -> None:
+    """`UsageError` where the XML for a CI server cannot be written."""
+    if path and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        raise UsageError(f"--junit {path}: cannot write there: expected a file in a folder that exists")
+
+
 def writable(out: Path, name: str) -> None:
     """Make the folder ``out/name``; `UsageError` when that cannot be done."""
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eqcheck.cli.arguments import positive, seconds
-from eqcheck.cli.common import say, writable
+from eqcheck.cli.common import junit_writable, say, writable
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
 from eqcheck.contract.escaping import printable
 
@@ -88,8 +88,7 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(f"--speculative, --plain: expected two servers, got {printable(options.plain)} twice")
     if options.out is not None:
         writable(options.out, "")
-    if options.junit is not None and (options.junit.is_dir() or not os.access(options.junit.parent, os.W_OK)):
-        raise UsageError(f"--junit {options.junit}: cannot write there: expected a file in a folder that exists")
+    junit_writable(options.junit)
     servers, began = _sides(options), time.monotonic()
     gate = Gate(servers[0], servers[1], prompts, settings, tell=lambda text: print(f"gate: {text}", file=sys.stderr))
     stored = _stored(options, servers)

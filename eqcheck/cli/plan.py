@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 
 from eqcheck import __version__
 from eqcheck.cli.arguments import bounded, bounds_of
-from eqcheck.cli.common import writable
+from eqcheck.cli.common import junit_writable, writable
 from eqcheck.cli.configured import drawn
 from eqcheck.contract import known_violations, profiles, registry
 from eqcheck.contract.decoders import Decoder
@@ -147,5 +146,4 @@ def _check_outputs(options: argparse.Namespace) -> None:
     for option, path in (("--ndjson", options.ndjson), ("--observability", options.observability)):
         if path and not path.parent.is_dir():
             raise UsageError(f"{option} {path}: cannot write there: No such file or directory")
-    if options.junit and (options.junit.is_dir() or not os.access(options.junit.parent, os.W_OK)):
-        raise UsageError(f"--junit {options.junit}: cannot write there: expected a file in a folder that exists")
+    junit_writable(options.junit)

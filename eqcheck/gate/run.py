@@ -94,7 +94,8 @@ class Gate:
             self.interrupted = True
         after = self.speculative.metrics()
         self.drafted = after - before
-        if drafts := [name for name in DRAFTS if name in after]:
+        asked_now = "speculative" in self.speeds  # else all answers were stored, and nothing new was drafted
+        if drafts := [name for name in DRAFTS if asked_now and name in after]:
             self.speculates = any(self.drafted[name] for name in drafts)
 
     @property
