@@ -23,8 +23,8 @@ from gate_servers.engine import Asked, Told
 from gate_servers.server import served
 
 from eqcheck.cli import main
-from eqcheck.gate.evidence import CROSSES, Exceedances, needed
 from eqcheck.gate.prompts import drawn, read
+from eqcheck.truth.evidence import CROSSES, Exceedances, needed
 
 VOCABULARY = 256
 FAST = ("--requests", "96", "--max-tokens", "48", "--concurrency", "1,8")
@@ -133,7 +133,7 @@ def test_rows_that_are_exchangeable_never_cross_and_others_do() -> None:
 
 def test_the_bound_is_not_loose_by_the_factor_of_two_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the factor the mean of the evidence over right servers is 1 at most, too."""
-    monkeypatch.setattr("eqcheck.gate.evidence.ROOM", 1.0)
+    monkeypatch.setattr("eqcheck.truth.evidence.ROOM", 1.0)
     ends = []
     for seed in range(400):
         rng = random.Random(seed)
@@ -197,7 +197,7 @@ def test_sampled_rows_are_held_to_the_law(capsys: pytest.CaptureFixture[str]) ->
     words = (*FAST, "--temperature", "0.9")
     with servers(Toy()) as both:
         code, report = gated(capsys, *both, *words, "--requests", "12")
-    assert (code, report["verdict"], report["sampled"]) == (2, "inconclusive", 8)
+    assert (code, report["verdict"], report["sampled"]) == (2, "inconclusive", 9)
     with servers(Toy("warm")) as both:
         code, report = gated(capsys, *both, *words)
     assert code == 1

@@ -166,12 +166,14 @@ class Drawing(Toy):
         return law
 
 
-@pytest.mark.parametrize(("at_random", "kind"), [(True, "greedy-drawn"), (False, "wrong-correction")])
-def test_a_draw_is_no_wrong_choice(at_random: bool, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("at_random", "kind"), [(True, "unattributed"), (False, "wrong-correction")])
+def test_a_choice_that_changes_is_not_said_to_be_drawn(
+    at_random: bool, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert gate(Drawing(at_random), Toy(), *LARGE) == 1
     (violation,) = json.loads(capsys.readouterr().out)["violations"]
     assert violation["kind"] == kind
-    assert ("not answered alike" in violation["explanation"]) == at_random
+    assert ("the same wrong token each time" in violation["explanation"]) == at_random
 
 
 def test_evidence_that_does_not_decide_is_no_equivalence(capsys: pytest.CaptureFixture[str]) -> None:

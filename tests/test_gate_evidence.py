@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from eqcheck.gate.answers import Scored
-from eqcheck.gate.evidence import CROSSES, Exceedances, step, together
 from eqcheck.gate.laws import SampledRows
 from eqcheck.gate.rows import Row
 from eqcheck.gate.servers import Completed, Wanted
+from eqcheck.truth.evidence import CROSSES, Exceedances, step, together
 
 Law: TypeAlias = "Callable[[random.Random], float]"
 
@@ -66,7 +66,7 @@ def test_a_fault_in_some_rows_crosses(share: float) -> None:
 
 def test_the_bet_on_the_largest_of_a_request_has_a_mean_of_one_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the room, and with rows that are alike within a request alone."""
-    monkeypatch.setattr("eqcheck.gate.evidence.ROOM", 1.0)
+    monkeypatch.setattr("eqcheck.truth.evidence.ROOM", 1.0)
     ends = []
     for seed in range(2000):
         rng, bet = random.Random(seed), Exceedances([0.5])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -11,6 +12,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from eqcheck.cli import main
+from eqcheck.contract.decoders import Request, decoder
+from eqcheck.gate.process import sides
+from eqcheck.gate.servers import Wanted
 
 MINE = '''
 import torch
@@ -68,7 +72,7 @@ def test_a_decoder_is_held_to_a_model_in_bfloat16(
     main(["gate", "--speculative", f"{tmp_path}/mine.py", *words, "--temperature", temperature])
     report = json.loads(capsys.readouterr().out)
     assert report["verdict"] == verdict, report
-    assert report["sampled"] == (0 if fault else 8)
+    assert report["sampled"] == (0 if fault else 9)
     suite = ElementTree.parse(tmp_path / "gate.xml").getroot()[0]
     assert [suite.get(name) for name in ("tests", "failures", "errors")] == (
         ["2", "2", "0"] if fault else ["1", "0", "1"]
@@ -81,3 +85,31 @@ def test_prompts_need_a_tokenizer_or_ids(tmp_path: Path, capsys: pytest.CaptureF
     assert "--draft" in capsys.readouterr().err
     assert main(["gate", "--speculative", "eqspec", "--plain", f"hf:{tmp_path}", "--draft", str(tmp_path)]) == 4
     assert "no model can be loaded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "checkpoints", "known"), [(40, False, True), (48, False, False), (0, True, False)]
+)
+def test_a_draft_is_asked_where_it_can_be(tmp_path: Path, vocab_size: int, checkpoints: bool, known: bool) -> None:
+    """One of other ids is no witness, and a folder that holds no model is none: a decoder may know how to read it."""
+    (tmp_path / "draft").mkdir()
+    for name, size in (("model", 40), ("draft", vocab_size)):
+        if size:
+            config = LlamaConfig(
+                vocab_size=size, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+            )
+            LlamaForCausalLM(config).save_pretrained(tmp_path / name)
+    handed = []
+
+    @decoder(checkpoints=checkpoints)
+    def mine(target: Any, draft: Any, request: Request) -> Any:
+        handed.append((target, draft))
+        return [[1] for _ in request.prompts]
+
+    decoding, plain, draft = sides(mine, tmp_path / "model", tmp_path / "draft")
+    assert (draft is not None) == known
+    decoding.complete(Wanted((1, 2), 1))
+    assert (
+        handed == [(str(tmp_path / "model"), str(tmp_path / "draft"))] if checkpoints else handed[0][0] is plain.target
+    )
+    decoding.close()

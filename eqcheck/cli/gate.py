@@ -39,7 +39,12 @@ def add(commands: Commands) -> None:
     gate.add_argument(
         "--plain", metavar="URL", required=True, help="of a server of the same model that does not, or hf:FOLDER"
     )
-    gate.add_argument("--draft", metavar="FOLDER", type=Path, help="the draft model of a decoder that is no server")
+    gate.add_argument(
+        "--draft",
+        metavar="URL",
+        help="of a server of the draft model, so that wrong laws of sampled rows show sooner; for a decoder that is no "
+        "server the folder of the draft model",
+    )
     gate.add_argument(
         "--prompts", metavar="FILE", type=Path, help='a prompt a line, or JSON lines with "prompt": text or ids'
     )
@@ -49,7 +54,7 @@ def add(commands: Commands) -> None:
         "--concurrency", metavar="N,N", default="1,4,16", help="requests at once, in turn (default 1,4,16)"
     )
     gate.add_argument(
-        "--temperature", metavar="T", type=float, default=0.0, help="of two rows in three, at most 2 (default 0)"
+        "--temperature", metavar="T", type=float, default=0.0, help="of three rows in four, at most 2 (default 0)"
     )
     gate.add_argument("--seed", metavar="N", type=int, default=0, help="of drawn prompts and limits")
     gate.add_argument(
@@ -70,8 +75,9 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run a gate; returns the exit code."""
+    from eqcheck.gate.baseline import compared, earlier
     from eqcheck.gate.prompts import drawn, read
-    from eqcheck.gate.report import built, checks_of, compared, earlier, page_of, text_of
+    from eqcheck.gate.report import built, checks_of, page_of, text_of
     from eqcheck.gate.run import Gate, Settings
 
     settings = Settings(
@@ -90,7 +96,8 @@ def run(options: argparse.Namespace) -> int:
         writable(options.out, "")
     junit_writable(options.junit)
     servers, began = _sides(options), time.monotonic()
-    gate = Gate(servers[0], servers[1], prompts, settings, tell=lambda text: print(f"gate: {text}", file=sys.stderr))
+    speculative, plain, draft = servers
+    gate = Gate(speculative, plain, prompts, settings, draft, tell=lambda text: print(f"gate: {text}", file=sys.stderr))
     stored = _stored(options, servers)
     try:
         gate.run()
@@ -98,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
         if stored is not None and not gate.interrupted:
             stored.finish()
     finally:
-        for each in (*servers, *([stored] if stored is not None else [])):
+        for each in filter(None, (*servers, stored)):
             each.close()
     if not gate.rows:
         return NOTHING
@@ -125,19 +132,18 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _sides(options: argparse.Namespace) -> list[Any]:
-    """The side that speculates and the plain one: two servers, or a decoder and a model in this process."""
+    """The side that speculates, the plain one, and the draft or None: servers, or all of them in this process."""
     from eqcheck.gate.servers import Server
 
     if not options.plain.startswith("hf:"):
-        return [Server(getattr(options, role), role) for role in ("speculative", "plain")]
+        urls = {role: getattr(options, role) for role in ("speculative", "plain", "draft")}
+        return [url and Server(url, role) for role, url in urls.items()]
     from eqcheck.contract.registry import load
-    from eqcheck.gate.process import Decoding, Plain
+    from eqcheck.gate.process import sides
 
     if options.draft is None:
         raise UsageError("--draft: expected the folder of a draft model for the decoder")
-    decoder, folder = load(options.speculative), Path(options.plain.removeprefix("hf:"))
-    plain = Plain(folder, "plain")
-    return [Decoding(decoder, "speculative", plain, folder, options.draft), plain]
+    return sides(load(options.speculative), Path(options.plain.removeprefix("hf:")), Path(options.draft))
 
 
 def _stored(options: argparse.Namespace, servers: list[Any]) -> StoredAnswers | None:
@@ -147,7 +153,7 @@ def _stored(options: argparse.Namespace, servers: list[Any]) -> StoredAnswers | 
     from eqcheck.gate.stored import StoredAnswers
 
     stored = StoredAnswers(options.out)
-    for server in servers:
+    for server in filter(None, servers):
         server.stored = stored
     return stored
 

@@ -82,10 +82,11 @@ def cause(gate: Gate, wrong: Sequence[Row]) -> EditCause:
 
 
 def _single(gate: Gate, rows: Sequence[Row]) -> EditCause | None:
-    """Tokens chosen wrongly, or drawn: they stand alone, and the next is the referee's own behind the wrong one.
+    """Tokens chosen wrongly: they stand alone, and the next is the referee's own behind the wrong one.
 
     A wrong context stays wrong, and gives more wrong tokens in a row than chance does. Whether such a token is a draft
-    that was rejected cannot be seen, for no server tells its drafts.
+    that was rejected is seen only where the draft is asked, for no server tells its drafts. A row that is answered
+    otherwise when it is asked again may be drawn, or be wrong now and then: that is not told apart.
     """
     beyond = [[place.gap > gate.threshold for place in row.places] for row in rows]
     followed = [after for marks in beyond for now, after in pairwise(marks) if now]
@@ -93,6 +94,14 @@ def _single(gate: Gate, rows: Sequence[Row]) -> EditCause | None:
     alone = followed.count(False)
     if len(followed) < 12 or alone < ALONE * len(followed) or share > 1 / 3:
         return None
+    of_draft = [
+        mine.token == place.best
+        for row in rows
+        for mine, place in zip(row.places, row.by_draft, strict=False)
+        if mine.gap > gate.threshold
+    ]
+    if of_draft and sum(of_draft) >= ALONE * len(of_draft):
+        return EditCause("bookkeeping", "over-accept", given=sum(of_draft), of=len(of_draft), chance=0.0)
     ranks = [
         sorted(place.likeliest, key=lambda one, its=place.likeliest: -its[one]).index(place.token)  # type: ignore[misc]
         for row in rows
@@ -102,16 +111,19 @@ def _single(gate: Gate, rows: Sequence[Row]) -> EditCause | None:
     likely = sum(rank < 4 for rank in ranks)
     if likely < len(ranks) / 2:
         return None
-    if differing := sum(_differs(gate, row) for row in rows[:ASKED_AGAIN]):
-        most = 2 * differing > len(rows[:ASKED_AGAIN])
-        return EditCause("sampling", "greedy-drawn", AGAIN, differing, len(rows[:ASKED_AGAIN])) if most else None
+    asked = rows[:ASKED_AGAIN]
+    differing = sum(_differs(gate, row) for row in asked)
+    if 2 * differing > len(asked):
+        return EditCause("unattributed", "unattributed", AGAIN, differing, len(asked))
     return EditCause("bookkeeping", "wrong-correction", given=alone, of=len(followed), chance=0.0)
 
 
 def _differs(gate: Gate, row: Row) -> bool:
-    """Whether the row is answered otherwise when it is asked again, alone: a draw is, a wrong choice is not."""
-    first, *others = (gate.speculative.complete(row.asked).tokens for _ in range(TIMES))
-    return any(other != first for other in others)
+    """Whether the row is answered otherwise up to its first wrong token when it is asked again, alone."""
+    at = row.beyond(gate.threshold) or 0
+    return any(
+        gate.speculative.complete(row.asked).tokens[: at + 1] != row.answer.tokens[: at + 1] for _ in range(TIMES)
+    )
 
 
 def _edits(gate: Gate, row: Row) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -129,7 +141,8 @@ def _edits(gate: Gate, row: Row) -> Iterator[tuple[str, tuple[int, ...]]]:
         number = at - back
         if number >= 0:
             seen = row.places[number].likeliest
-            other = [one for one in sorted(seen, key=lambda one: -seen[one]) if one != row.answer.tokens[number]]
+            likely = [row.by_draft[number].best] if row.by_draft else sorted(seen, key=lambda one: -seen[one])
+            other = [one for one in likely if one != row.answer.tokens[number]]
             place = last - back
             for token in other[:1]:
                 yield f"draft {back}", (*context[:place], token, *context[place:])

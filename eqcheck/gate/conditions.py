@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from eqcheck.gate.rows import Row
@@ -13,7 +13,8 @@ Counts: TypeAlias = "Mapping[str, Mapping[str, Sequence[int]]]"
 BY_CHANCE = 1e-4  # of a condition that all wrong rows meet
 SHARED = 16  # tokens of a beginning that may be in a cache of prefixes
 FIRST = 32  # requests
-CONCURRENCY = "concurrency"
+CONCURRENCY, SINCE = "concurrency", "tokens since the last rejected draft"
+FAR = 5  # tokens
 _CONDITIONS: Mapping[str, Callable[[Gate, Row], str]] = {
     CONCURRENCY: lambda gate, row: str(row.concurrency),
     "place in the chunk": lambda gate, row: "first" if not row.place else "later",
@@ -38,7 +39,10 @@ def _begun(gate: Gate, row: Row) -> bool:
 
 
 def conditions_of(gate: Gate, rows: Sequence[Row]) -> dict[str, dict[str, list[int]]]:
-    """For each condition that has several values, and each value: how many of the rows are wrong, of how many."""
+    """For each condition that has several values, and each value: how many of the rows are wrong, of how many.
+
+    Under `SINCE` first wrong tokens are counted, of all tokens up to them.
+    """
     wrong, table = {id(row) for row in rows}, dict[str, dict[str, list[int]]]()
     sampled = any(row.asked.temperature for row in rows)
     for name, value_of in _CONDITIONS.items():
@@ -47,9 +51,26 @@ def conditions_of(gate: Gate, rows: Sequence[Row]) -> dict[str, dict[str, list[i
             if sampled or not row.asked.temperature:
                 count = counts.setdefault(value_of(gate, row), [0, 0])
                 count[0], count[1] = count[0] + (id(row) in wrong), count[1] + 1
-        if len(counts) > 1:
-            table[name] = dict(sorted(counts.items(), key=lambda pair: (len(pair[0]), pair[0])))
-    return table
+        table[name] = counts
+    table[SINCE] = _since_rejection(gate, wrong)
+    ordered = {name: sorted(counts.items(), key=lambda pair: (len(pair[0]), pair[0])) for name, counts in table.items()}
+    return {name: dict(counts) for name, counts in ordered.items() if len(counts) > 1}
+
+
+def _since_rejection(gate: Gate, wrong: Collection[int]) -> dict[str, list[int]]:
+    """Greedy rows whose draft is known: a token that is not the draft's choice takes the place of a rejected draft."""
+    counts: dict[str, list[int]] = {}
+    for row in gate.rows:
+        first, since = row.beyond(gate.threshold) if id(row) in wrong else None, 0
+        seen = () if row.asked.temperature or not row.by_draft else zip(row.places, row.by_draft, strict=True)
+        for at, (place, by_draft) in enumerate(seen):
+            value = "none before" if not since else str(since) if since < FAR else f"{FAR} or more"
+            count = counts.setdefault(value, [0, 0])
+            count[0], count[1] = count[0] + (at == first), count[1] + 1
+            if at == first:
+                break
+            since = 1 if place.token != by_draft.best else since + (since > 0)
+    return counts if any(count[0] for count in counts.values()) else {}
 
 
 def needed_conditions(conditions: Counts) -> list[tuple[str, str]]:

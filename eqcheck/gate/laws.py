@@ -14,7 +14,8 @@ is a nonnegative martingale that starts at 1, and so is a mixture with weights t
 inequality bounds the probability that it ever reaches c. Noise of the scores makes w worse, and the bound no looser.
 
 The worth of a row is the likelihood ratio of a wrong law, as `eqcheck.sampling.bets` has them. Many of these need the
-draft's law. The plain server stands in for a draft: a model that sees the last few tokens alone is a weaker model.
+draft's law. A server of the draft model tells it. Else the plain server stands in for the draft: a model that sees the
+last few tokens alone is a weaker model.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eqcheck.gate.evidence import CROSSES, together
+from eqcheck.truth.evidence import CROSSES, together
 
 if TYPE_CHECKING:
     from eqcheck.gate.answers import Scored
@@ -42,8 +43,9 @@ class SampledRows:
 
     def __init__(self) -> None:
         self.rows = 0
-        self.would = 0.0
-        """What the bets would earn, about, if the temperature were off by `WARMER`."""
+        self.would: dict[str, float] = {"temperature": 0.0}
+        """What the bets would earn, about, if the temperature were off by `WARMER`, or corrections came from the
+        target's law; the latter where the draft is known."""
         self._logs: dict[str, Any] = {}
 
     @property
@@ -63,14 +65,24 @@ class SampledRows:
 
     @property
     def lacking(self) -> int:
-        """How many more sampled rows a temperature that is off by `WARMER` would need, about."""
+        """How many more sampled rows the law that would earn least would need, about."""
+        least, wanted = min(self.would.values()), self._wanted
+        return math.ceil(self.rows * (wanted / max(least, 1e-3) - 1)) if 0 < least < wanted else 0
+
+    @property
+    def visible(self) -> list[str]:
+        """The laws of `would` that would have crossed."""
+        return [name for name, log in self.would.items() if log >= self._wanted]
+
+    @property
+    def _wanted(self) -> float:
         from eqcheck.sampling.bets import ALTERNATIVES
 
-        wanted = math.log(CROSSES * len(ALTERNATIVES) * 2)
-        return math.ceil(self.rows * (wanted / max(self.would, 1e-3) - 1)) if 0 < self.would < wanted else 0
+        return math.log(CROSSES * len(ALTERNATIVES) * 2)
 
-    def begin(self, concurrency: Sequence[int]) -> None:
-        """Fix the weights before any row is seen."""
+    def begin(self, concurrency: Sequence[int], draft: bool = False) -> None:
+        """Fix the weights before any row is seen. ``draft``: rows are seen by the draft itself."""
+        self.would = {"temperature": 0.0} | ({"corrections": 0.0} if draft else {})
         from eqcheck.sampling.bets import ALTERNATIVES
 
         self._logs = {name: np.zeros(len(ALTERNATIVES)) for name in ("", *map(str, concurrency))}
@@ -85,16 +97,29 @@ class SampledRows:
         self.rows += 1
         for name in ("", str(row.concurrency)):
             self._logs[name] = self._logs[name] + factor
-        told = sum(_told(each.p) for each in made) / len(made)
-        self.would += told * len(control) / len(made) / (1 + told)
+        for name in self.would:
+            told = sum(_told(each.p, _WRONG[name](each.p, each.q)) for each in made) / len(made)
+            self.would[name] += told * len(control) / len(made) / (1 + told)
 
 
-def _told(p: Any) -> float:
-    """The divergence of a row's laws ``[n, V]`` at another temperature from these."""
+def _told(p: Any, other: Any) -> float:
+    """The divergence of wrong laws of a row ``[n, V]`` from its laws."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        other = p ** (1 / WARMER)
-        other = other / other.sum(-1, keepdims=True)
-        return float(np.where(p > 0, other * np.log(other / p), 0.0).sum())
+        return float(np.where((p > 0) & (other > 0), other * np.log(other / p), 0.0).sum())
+
+
+def _warmer(p: Any, _: Any) -> Any:
+    other = p ** (1 / WARMER)
+    return other / other.sum(-1, keepdims=True)
+
+
+def _corrected(p: Any, q: Any) -> Any:
+    """The laws of tokens whose corrections are drawn from the target's law."""
+    both = np.minimum(p, q)
+    return both + (1 - both.sum(-1, keepdims=True)) * p
+
+
+_WRONG = {"temperature": _warmer, "corrections": _corrected}
 
 
 def weaker(server: Server, answer: Completed) -> tuple[Scored, ...]:
@@ -136,7 +161,7 @@ def evidence_of(row: Row) -> Any:
     size = len(row.places)
     p, raw, q = (np.zeros((size, LIKELIEST_SAMPLED + 1)) for _ in range(3))
     tokens = np.full(size, LIKELIEST_SAMPLED, np.int64)
-    for at, (place, weak) in enumerate(zip(row.places, row.weaker, strict=True)):
+    for at, (place, weak) in enumerate(zip(row.places, row.by_draft, strict=True)):
         for laws, temperature in ((p, row.asked.temperature), (raw, 1.0)):
             ids, law = law_of(place, temperature, LIKELIEST_SAMPLED)
             laws[at, : len(ids)], laws[at, -1] = law[:-1], law[-1]

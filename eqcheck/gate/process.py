@@ -17,7 +17,9 @@ from eqcheck.contract.decoders import Decoder, Request, RowOptions
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
 from eqcheck.gate.answers import Scored, ServerError, as_ids
+from eqcheck.gate.run import SAMPLE_TEXTS
 from eqcheck.gate.servers import LIKELIEST, Completed, Wanted
+from eqcheck.truth.rounded import decoded
 
 A = TypeVar("A")
 PLAIN = "hf:"
@@ -92,7 +94,7 @@ class _Local:
 
 
 class Plain(_Local):
-    """A model that decodes without a draft, several rows in a call, and scores rows."""
+    """A model that decodes without a draft, several rows in a call, and scores rows; so does a draft model."""
 
     def __init__(self, folder: Path, role: str) -> None:
         from transformers import AutoTokenizer
@@ -122,44 +124,29 @@ class Plain(_Local):
             places.append(Scored(token, seen[token], its[0] if seen[token] < seen[its[0]] else token, seen))
         return places
 
-    @torch.no_grad()
     def _decoded(self, asked: Sequence[Wanted]) -> Sequence[Sequence[int]]:
-        prompts = [self._ids(wanted.prompt) for wanted in asked]
-        width, device = max(map(len, prompts)), self.target.device
-        ids = torch.tensor([[0] * (width - len(its)) + list(its) for its in prompts], device=device)
-        mask = torch.tensor([[0] * (width - len(its)) + [1] * len(its) for its in prompts], device=device)
-        positions, cache, tokens = (mask.cumsum(-1) - 1).clamp(min=0), None, list[list[int]]([] for _ in asked)
         draws = [
             torch.Generator().manual_seed(wanted.seed if wanted.seed is not None else torch.seed()) for wanted in asked
         ]
-        while not all(self._ended(*pair) for pair in zip(asked, tokens, strict=True)):
-            told = self.target(
-                input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-            )
-            cache, scores = told.past_key_values, told.logits[:, -1].float().cpu()
-            new = [
-                _drawn(law, wanted.temperature, draw) for law, wanted, draw in zip(scores, asked, draws, strict=True)
-            ]
-            for wanted, row, token in zip(asked, tokens, new, strict=True):
-                row += [] if self._ended(wanted, row) else [token]
-            ids, positions = torch.tensor(new, device=device)[:, None], mask.sum(-1, keepdim=True)
-            mask = torch.cat([mask, torch.ones_like(ids)], -1)
-        return tokens
+        return decoded(
+            self.target,
+            [self._ids(wanted.prompt) for wanted in asked],
+            lambda row, tokens: self._ended(asked[row], tokens),
+            lambda row, scores: _drawn(scores, asked[row].temperature, draws[row]),
+        )
 
     def _ended(self, asked: Wanted, tokens: Sequence[int]) -> bool:
         return len(tokens) >= asked.max_tokens or bool(tokens and tokens[-1] in (*asked.stops, *self.ends))
 
 
 class Decoding(_Local):
-    """A registered decoder (`eqcheck.decoder`) that is handed the model, or its folder, and a draft of its own."""
+    """A registered decoder (`eqcheck.decoder`) that is handed the model and the draft, or their folders."""
 
-    def __init__(self, decoder: Decoder, role: str, plain: Plain, folder: Path, draft: Path) -> None:
+    def __init__(self, decoder: Decoder, role: str, plain: Plain, models: tuple[Any, Any]) -> None:
         super().__init__(decoder.name or role, role, plain.target)
         dtype = str(plain.target.dtype).removeprefix("torch.")
         self._dtype, self._can, self._open = dtype, set(decoder.capabilities), ExitStack()
-        self._models: tuple[Any, Any] = str(folder), str(draft)
-        if not decoder.checkpoints:
-            self._models = plain.target, loaded(draft)
+        self._models = models
         self._generate = self._open.enter_context(decoder.running())
 
     def close(self) -> None:
@@ -207,3 +194,25 @@ def _drawn(scores: torch.Tensor, temperature: float, draw: torch.Generator) -> i
     if not temperature:
         return int(scores.argmax())
     return int(torch.multinomial((scores / temperature).softmax(-1), 1, generator=draw))
+
+
+def sides(decoder: Decoder, folder: Path, draft_folder: Path) -> list[Any]:
+    """The decoder, the model of its folder, and the draft model; None in its place where it has other ids or no loader.
+
+    A decoder that is handed folders may have a draft that `transformers` does not load alone, such as a head.
+    """
+    plain, draft = Plain(folder, "plain"), None
+    try:
+        draft = Plain(draft_folder, "draft")
+    except UsageError:
+        if not decoder.checkpoints or not draft_folder.is_dir():
+            raise
+    models = (str(folder), str(draft_folder))
+    if draft is not None and not decoder.checkpoints:
+        models = plain.target, draft.target
+    decoding = Decoding(decoder, "speculative", plain, models)
+    return [decoding, plain, draft if draft is not None and _ids(draft) == _ids(plain) else None]
+
+
+def _ids(side: Plain) -> tuple[Any, ...]:
+    return (side.target.config.get_text_config().vocab_size, *map(side.tokenized, SAMPLE_TEXTS))

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from eqcheck.contract.errors import UsageError
-from eqcheck.contract.escaping import one_line, printable
+from eqcheck.contract.escaping import printable
 from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.layout import columns
 from eqcheck.gate.answers import ServerError
 from eqcheck.gate.cause import AGAIN, BLOCK, TIMES, EditCause, cause
 from eqcheck.gate.conditions import CONCURRENCY, Counts, conditions_of, needed_conditions
-from eqcheck.gate.evidence import CROSSES, ROOM
 from eqcheck.gate.reproduction import TRIES, Requests, SmallestSearch, curls, script
 from eqcheck.gate.rows import ENDS, Row
-from eqcheck.gate.run import DOUBTS, Gate, facts
+from eqcheck.gate.run import DOUBTS, Gate
 from eqcheck.report.checks import Check, Status
 from eqcheck.report.templates import page
+from eqcheck.truth.evidence import CROSSES, ROOM
 
 FORMAT = "eqcheck-gate/1"
 MOST_VALUES = 7  # of a condition that a terminal shows
@@ -38,11 +35,13 @@ def built(gate: Gate, redact: bool = False) -> dict[str, Any]:
         "verdict": gate.verdict,
         "speculative": {"url": gate.speculative.url, "model": gate.speculative.model},
         "plain": {"url": gate.plain.url, "model": gate.plain.model, "scoring": gate.plain.scoring},
+        "visible_laws": gate.sampled.visible,
+        "draft": gate.draft.url if gate.draft is not None else None,
         "requests": len(gate.rows),
         "greedy": greedy,
         "sampled": sampled,
         "tokens": sum(len(row.answer.tokens) for row in gate.rows),
-        "noise": facts(gate),
+        "noise": _noise(gate),
         "threshold": gate.threshold,
         "evidence": {
             "log10": round(gate.log_evidence / math.log(10), 2),
@@ -57,9 +56,21 @@ def built(gate: Gate, redact: bool = False) -> dict[str, Any]:
         "acceptance": _acceptance(gate),
         "acceptance_of_positions": _of_positions(gate),
         "calls": {
-            server.role: {"calls": server.calls, "retried": server.retried} for server in (gate.speculative, gate.plain)
+            server.role: {"calls": server.calls, "retried": server.retried}
+            for server in filter(None, (gate.speculative, gate.plain, gate.draft))
         },
         "violations": violations,
+    }
+
+
+def _noise(gate: Gate) -> dict[str, Any]:
+    """The noise, as measured."""
+    return {
+        "greatest_gap_of_control": max((row.gap for row in gate.control), default=0.0),
+        "greatest_change_of_a_score": gate.noise,
+        "step": gate.floor,
+        "visible": round(gate.visible, 3),
+        "control_rows": len(gate.control),
     }
 
 
@@ -194,25 +205,34 @@ def _explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> str:
     if why.edit == AGAIN:
         said.append(
             f"Wrong tokens are likely ones, and the next tokens are right behind them. Asked alone {TIMES} times, "
-            f"{why.given} of {why.of} of these rows are not answered alike."
+            f"{why.given} of {why.of} of these rows do not have the same wrong token each time."
         )
     elif why.edit and why.kind != "stray-law":
         said.append(
             f"The plain server emits {why.given} of {why.of} wrong tokens itself {_edited(why.edit)}; "
             f"chance gives so many with a probability of {why.chance:.0e}."
         )
+    elif why.kind == "over-accept":
+        said.append(
+            f"Of {why.of} wrong tokens {why.given} are the draft's own choice, and nothing wrong stays in the context: "
+            "drafts are accepted that the target rejects."
+        )
     elif why.kind == "wrong-correction":
         said.append(
             f"Of {why.of} wrong tokens {why.given} are followed by a right one, so nothing wrong stays in the context: "
-            "tokens are chosen wrongly. Whether they are rejected drafts is not seen: servers do not tell their drafts."
+            f"tokens are chosen wrongly. {_DRAFTS[gate.draft is not None]}"
         )
     elif why.kind == "greedy-drawn":
         said.append("The same rows are right where no sampled row stands beside them.")
-    elif why.component == "unattributed":
+    if why.component == "unattributed":
         said.append("No single edit of a context makes the plain server emit the wrong tokens.")
     return " ".join(said)
 
 
+_DRAFTS = {
+    False: "Whether they are rejected drafts is not seen: servers do not tell their drafts (--draft does).",
+    True: "They are not the draft's own choice.",
+}
 _END = {
     "over-length": "they have more tokens than they asked for",
     "past-eos": "they go on behind a stop or the end of the text",
@@ -256,9 +276,7 @@ def text_of(report: Mapping[str, Any]) -> str:
     if report["too_long"]:
         lines.append(f"  {report['too_long']} prompts were left out: the context does not hold them")
     if report["sampled"] and report["verdict"] == "equivalent":
-        lines.append(
-            "  of sampled rows a temperature that is a fifth off would have been seen, and laws that are as far off"
-        )
+        lines.append(f"  of sampled rows a temperature that is a fifth off would have been seen{_corrections(report)}")
     if report["speculates"] is None:
         lines.append("  whether the speculative server speculates was not seen: it tells no counts of drafts")
     if report["stops_heeded"] is False:
@@ -288,6 +306,13 @@ def text_of(report: Mapping[str, Any]) -> str:
     return "\n".join(wrapped)
 
 
+def _corrections(report: Mapping[str, Any]) -> str:
+    """Whether the law of a common mistake would have been seen, too."""
+    if "corrections" in report["visible_laws"]:
+        return ", and corrections drawn from the target's law"
+    return "; corrections drawn from the target's law may need more, or a server of the draft (--draft)"
+
+
 def checks_of(report: Mapping[str, Any]) -> list[Check]:
     """The gate as checks for a CI server: its verdict, and each violation."""
     status: dict[str, Status] = {"violation": "failed", "inconclusive": "inconclusive"}
@@ -303,35 +328,12 @@ def _why_not(report: Mapping[str, Any]) -> str:
     if report["speculates"] is False:
         return "  the speculative server counted no draft token: start it with a draft"
     if report["lacking"]:
-        law = ", or a temperature that is a fifth off," if report["sampled"] else ""
+        law = ", or a wrong law of sampled rows," if report["sampled"] else ""
         more = report["lacking"]
         return f"  too few rows: a fault of one token in 40{law} shows in {more} more requests (--requests)"
     if report["noise"]["visible"] < 0.25:
         return f"  too noisy: a wrong token is beyond the noise in {report['noise']['visible']:.0%} of places"
     return "  one row ends as no row of the plain server does; more requests would tell"
-
-
-def earlier(path: Path) -> dict[str, Any]:
-    """The report of an earlier gate; `UsageError` for a file that is none."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"--baseline {path}: cannot be read: {one_line(str(error), 200)}") from None
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise UsageError(f"--baseline {path}: expected the gate.json of a gate, in the format {FORMAT}")
-    return data
-
-
-def compared(report: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    """This gate beside an earlier one, a line for each figure that both have."""
-    lines = [f"\n\nBaseline: {one_line(str(before.get('verdict')), 20)} then, {report['verdict']} now"]
-    for name, part in (("threshold", ""), ("speed", "speculative"), ("speed", "plain"), ("acceptance", "")):
-        then, now = before.get(name), report[name]
-        if part:
-            then, now = then.get(part) if isinstance(then, dict) else None, now.get(part)
-        if isinstance(then, int | float) and isinstance(now, int | float):
-            lines.append(f"  {f'{name}, {part}' if part else name}: {then:.3g} then, {now:.3g} now")
-    return "\n".join(lines)
 
 
 def page_of(report: Mapping[str, Any], gaps: Mapping[str, Sequence[float]]) -> str:

@@ -17,7 +17,7 @@ ENDS = ("over-length", "past-eos", "premature-stop")
 class Row:
     """A row of a server, and how the referee sees its tokens. ``beside``: sampled rows stand beside it.
 
-    ``weaker``: how the referee sees the tokens of a sampled row behind a few tokens alone.
+    ``by_draft``: how the draft sees its tokens, or what stands in for the draft of a sampled row; empty if not asked.
     """
 
     request: int
@@ -27,7 +27,7 @@ class Row:
     concurrency: int
     place: int
     beside: bool = False
-    weaker: tuple[Scored, ...] = ()
+    by_draft: tuple[Scored, ...] = ()
 
     @property
     def gap(self) -> float:

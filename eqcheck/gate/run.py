@@ -9,22 +9,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from eqcheck.contract.errors import UsageError
 from eqcheck.gate.answers import Scored, ServerError
-from eqcheck.gate.evidence import CROSSES, Exceedances, needed, step, together
 from eqcheck.gate.laws import SampledRows, weaker
 from eqcheck.gate.prompts import Prompt
 from eqcheck.gate.rows import Row, Speed
 from eqcheck.gate.servers import LIKELIEST_SAMPLED, Completed, Server, Wanted
+from eqcheck.truth.evidence import CROSSES, Exceedances, needed, step, together
 
 SAMPLE_TEXTS = ("The quick brown fox, 12345.", "def main():\n    return 0")  # tokenizers are compared on these
 SAME_MODEL = 8  # prompts whose first token shows whether both serve one model
 FOREIGN = 1.0  # nats: so far from the referee no first token of its own model is
 STOPPED_IN = 4  # every so many requests has a stop
 RARE = 1 / 40  # a lasting fault changes one token in so many, or more
-SAMPLED_OF = 3  # requests one is greedy, if rows are sampled
+SAMPLED_OF = 4  # requests one is greedy, if rows are sampled
 DOUBTS = 100.0  # so much evidence is no equivalence
 DRAFTS = ("num_draft_tokens", "verify_calls")
 LEAST_VISIBLE = 0.25  # of places: else the noise hides too much
@@ -53,6 +52,7 @@ class Gate:
     plain: Server
     prompts: Sequence[Prompt]
     settings: Settings
+    draft: Server | None = None  # a server of the draft model; the plain server stands in for it else
     tell: Callable[[str], None] = lambda text: None
     rows: list[Row] = field(default_factory=list)
     control: list[Row] = field(default_factory=list)
@@ -73,12 +73,13 @@ class Gate:
         if not self.prompts:
             raise UsageError("prompts: expected at least one")
         if self.settings.temperature:
-            self.plain.likeliest = LIKELIEST_SAMPLED
+            for server in filter(None, (self.plain, self.draft)):
+                server.likeliest = LIKELIEST_SAMPLED
         self._fit()
         self._same_model()
         bets = ("all", *(f"{number} at once" for number in self.settings.concurrency))
         self.bets = {name: Exceedances() for name in bets}  # all from the start: their weights may not depend on rows
-        self.sampled.begin(self.settings.concurrency)
+        self.sampled.begin(self.settings.concurrency, self.draft is not None)
         before, until = self.speculative.metrics(), time.monotonic() + (self.settings.budget or math.inf)
         chunk, asked = 0, 0
         try:
@@ -215,10 +216,11 @@ class Gate:
         """Raise where the plain server speculates, or where first tokens show that the models differ."""
         self._speculates_not()
         prompts = self.prompts[:SAME_MODEL]
-        for text in SAMPLE_TEXTS:
-            ids = self.speculative.tokenized(text), self.plain.tokenized(text)
+        for text, other in itertools.product(SAMPLE_TEXTS, filter(None, (self.speculative, self.draft))):
+            ids = other.tokenized(text), self.plain.tokenized(text)
             if None not in ids and ids[0] != ids[1]:
-                raise ServerError(f"the servers have different tokenizers: {text[:40]!r} is {ids[0]} and {ids[1]}")
+                each = f"{text[:40]!r} is {ids[0]} and {ids[1]}"
+                raise ServerError(f"{other.url} and {self.plain.url} have different tokenizers: {each}")
         rows = [self._scored(0, Wanted(prompt, 1), self.speculative, 1, 0) for prompt in prompts]
         foreign = sum(row.gap > FOREIGN for row in rows)
         if 2 * foreign > len(rows):
@@ -237,7 +239,7 @@ class Gate:
 
     def _scored(self, number: int, asked: Wanted, server: Server, at_once: int, place: int) -> Row:
         answer = server.complete(asked)
-        return Row(number, asked, answer, tuple(self.plain.scored(answer.prompt, answer.tokens)), at_once, place)
+        return Row(number, asked, answer, self._seen(answer), at_once, place)
 
     def _chunk(self, numbers: Sequence[int], at_once: int) -> None:
         """A chunk: the control twice, the second time in the other order, then the speculative server."""
@@ -278,34 +280,41 @@ class Gate:
         began, calls = time.monotonic(), server.calls
         answers = server.each(server.complete, asked, at_once)
         seconds, stored = time.monotonic() - began, server.calls == calls
-        seen = self.plain.each(self._seen, list(zip(asked, answers, strict=True)), max(4, at_once))
+        seen = self.plain.each(self._seen, answers, max(4, at_once))
+        judged = self.draft is not None and server is self.speculative  # the stand-in sees sampled rows alone
+        pairs = [(answer, judged or wanted.temperature > 0) for wanted, answer in zip(asked, answers, strict=True)]
+        by_draft = self.plain.each(self._by_draft, pairs, max(4, at_once))
         mixed = any(one.temperature for one in asked)
         rows = [
-            Row(number, one, answer, places, at_once, place, mixed, weak)
-            for place, (number, one, answer, (places, weak)) in enumerate(
-                zip(numbers, asked, answers, seen, strict=True)
+            Row(number, one, answer, places, at_once, place, mixed, its)
+            for place, (number, one, answer, places, its) in enumerate(
+                zip(numbers, asked, answers, seen, by_draft, strict=True)
             )
         ]
         if not stored:
             self.speeds[name] = self.speeds.get(name, Speed()).plus(rows, seconds)
         return rows
 
-    def _seen(self, pair: tuple[Wanted, Completed]) -> tuple[tuple[Scored, ...], tuple[Scored, ...]]:
-        asked, answer = pair
-        places = tuple(self.plain.scored(answer.prompt, answer.tokens))
-        return places, weaker(self.plain, answer) if asked.temperature else ()
+    def _seen(self, answer: Completed) -> tuple[Scored, ...]:
+        return tuple(self.plain.scored(answer.prompt, answer.tokens))
+
+    def _by_draft(self, pair: tuple[Completed, bool]) -> tuple[Scored, ...]:
+        answer, asked = pair
+        if self.draft is None or not asked:
+            return weaker(self.plain, answer) if asked else ()
+        return tuple(self.draft.scored(answer.prompt, answer.tokens))
 
     def _asked(self, number: int) -> Wanted:
-        """A request: a prompt in turn, a ragged limit; of three one is greedy if rows are to be sampled.
+        """A request: a prompt in turn, a ragged limit; of four one is greedy if rows are to be sampled.
 
-        Sampled rows are half as long: the evidence of a row is bounded, so short ones tell more of a token.
+        Rows are half as long then: the evidence of a row is bounded, so short ones tell more of a token.
         """
         rng = random.Random(f"eqcheck gate {self.settings.seed} request {number}")
         limit = rng.randint(max(1, self.settings.max_tokens // 2), self.settings.max_tokens)
         prompt = self.prompts[number % len(self.prompts)]
-        if self.settings.temperature and number % SAMPLED_OF:
-            return Wanted(prompt, max(1, limit // 2), self.settings.temperature)
-        return Wanted(prompt, limit)
+        if not self.settings.temperature:
+            return Wanted(prompt, limit)
+        return Wanted(prompt, max(1, limit // 2), self.settings.temperature if number % SAMPLED_OF else 0.0)
 
     def _with_stop(self, number: int, asked: Wanted, plain: Row) -> Wanted:
         """With a stop that the plain server emits, in every few requests, as far as it heeds stops."""
@@ -328,14 +337,3 @@ class Gate:
         if not self.floor:
             highest = (sorted(place.likeliest.values())[-2:] for row in rows for place in row.places)
             self.floor = step(scores[1] - scores[0] for scores in highest if len(scores) > 1)
-
-
-def facts(gate: Gate) -> dict[str, Any]:
-    """The noise, as measured."""
-    return {
-        "greatest_gap_of_control": max((row.gap for row in gate.control), default=0.0),
-        "greatest_change_of_a_score": gate.noise,
-        "step": gate.floor,
-        "visible": round(gate.visible, 3),
-        "control_rows": len(gate.control),
-    }

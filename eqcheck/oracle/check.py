@@ -30,7 +30,7 @@ from eqcheck.explanation.records import BY_TOKENS, Explanation, Given
 from eqcheck.explanation.statements import Statement, state
 from eqcheck.real.built import recognised
 from eqcheck.result.verdict import RowVerdict, Verdict, as_int, check_row, check_rows
-from eqcheck.truth.ties import Referee, coarse
+from eqcheck.truth.rounded import RowGaps, coarse
 
 if TYPE_CHECKING:
     from eqcheck.oracle.watch import Watch
@@ -42,8 +42,9 @@ class Oracle:
     """Truth from the target alone: one row at a time, no padding, no cache, greedy.
 
     ``target`` is any Hugging Face causal LM. Use float64 (or float32 with well-spread logits): the comparison is exact.
-    Of a target below float32 a token may be a near-tie, which rounding decides: the oracle warns, and judges by margin
-    (`eqcheck.truth.ties`). A built checkpoint (`eqcheck.checkpoints`) is exact, so each token is judged.
+    Below float32 rounding decides near-ties. There the oracle warns, and judges as a gate does: wrong tokens are a
+    ``violation`` when the evidence of all its checks reaches 1e6, and ``inconclusive`` until then. A built checkpoint
+    (`eqcheck.checkpoints`) is exact, so each token is judged.
     ``eos_token_id``, the name that transformers gives ``eos_token_ids``, is understood as well.
 
         >>> from eqcheck.hashlm.model import HashLM, HashConfig
@@ -59,20 +60,16 @@ class Oracle:
         if not callable(target) or not hasattr(target, "config"):
             raise UsageError(f"target: expected a Hugging Face causal LM, got {describe(target)}")
         if getattr(target, "training", False):
-            raise UsageError(
-                "target: expected a model in evaluation mode, got one in training mode; call target.eval()"
-            )
+            raise UsageError("target: expected a model in evaluation mode, got one in training; call target.eval()")
         self.target = target
         config = target.config
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         self.vocab_size = int(text.vocab_size)
-        self._referee = Referee(target) if coarse(target) and not recognised(target) else None
-        if self._referee:
-            warnings.warn(
-                f"target: computes in {str(target.dtype).removeprefix('torch.')}, so near-ties are possible, and a "
-                "wrong token that scores almost like the right one is taken for one; in float64 every token is judged",
-                stacklevel=2,
-            )
+        self._gaps = RowGaps(target) if coarse(target) and not recognised(target) else None
+        if self._gaps:
+            dtype = str(target.dtype).removeprefix("torch.")
+            ties = "near-ties are possible, and wrong tokens need the evidence of many rows"
+            warnings.warn(f"target: computes in {dtype}, so {ties}; in float64 every token is judged", stacklevel=2)
 
     def truth(
         self,
@@ -107,13 +104,17 @@ class Oracle:
         limit, eos = _limit(max_new_tokens), self._eos(eos_token_ids, eos_token_id)
         checked = self._prompts(prompts)
         observed = check_rows(outputs, len(checked), self.vocab_size)
-        judged = [self._row(*pair, limit, eos) for pair in zip(checked, observed, strict=True)]
+        gaps = self._gaps.add(checked, observed, limit, eos) if self._gaps else [()] * len(checked)
+        judged = [self._row(*pair, limit, eos) for pair in zip(checked, observed, gaps, strict=True)]
         rows = tuple(RowVerdict(i, expected, observed[i]) for i, (expected, _) in enumerate(judged))
         wrong = [row for row in rows if row.first is not None]
         if not wrong:
             return Verdict("tie" if any(ties for _, ties in judged) else "equivalent", rows)
         whole = prompt_returned(checked, rows, [limit] * len(checked), pad_token_id, eos)
-        return Verdict("violation", rows, _from_tokens(checked, rows, wrong, limit, eos, pad_token_id, whole))
+        said = _from_tokens(checked, rows, wrong, limit, eos, pad_token_id, whole)
+        if self._gaps and said.component == "unattributed":
+            return self._gaps.verdict(rows, said, gaps)
+        return Verdict("violation", rows, said)
 
     def watch(
         self,
@@ -158,13 +159,13 @@ class Oracle:
         case = WatchedCase(self._prompts(prompts), limit, eos, pad, padding_side, family_like(self.target))
         return watching(self, case, draft)
 
-    def _row(self, prompt: _Ids, observed: _Ids, limit: int, eos: _Ids) -> tuple[_Ids, int]:
+    def _row(self, prompt: _Ids, observed: _Ids, gaps: Sequence[float], limit: int, eos: _Ids) -> tuple[_Ids, int]:
         """The true row, which goes on behind near-ties as the observed one does, and how many there are."""
         expected, ties = self._expected(prompt, observed, limit, eos), 0
-        while self._referee:
+        while self._gaps:
             pairs = enumerate(zip(expected, observed, strict=False))
             index = next((i for i, (right, got) in pairs if right != got), None)
-            if index is None or not self._referee.ties((*prompt, *expected[:index]), observed[index]):
+            if index is None or gaps[index] > self._gaps.threshold:
                 break
             kept, ties = observed[: index + 1], ties + 1
             ended = kept[-1] in eos or len(kept) == limit

@@ -27,12 +27,12 @@ from typing import Any, NamedTuple
 import torch
 
 from eqcheck.cli import main as eqcheck
-from eqcheck.gate.evidence import CROSSES
+from eqcheck.truth.evidence import CROSSES
 from gate_servers.engine import FAULTS, Engine
 from gate_servers.server import served, weights
 
 KINDS = {  # names that are true of each fault
-    "accepts-once-too-often": {"wrong-correction"},  # an over-acceptance, as far as tokens show
+    "accepts-once-too-often": {"wrong-correction", "over-accept"},  # the latter shows where the draft is known
     "position-not-rolled-back": {"query-position"},
     "rejected-draft-kept": {"stale-entry"},
     "pads-seen": {"pad-visible"},
@@ -57,6 +57,7 @@ class Build(NamedTuple):
     last_first: bool = False
     delay: float = 0.0
     failing: float = 0.0
+    draft: bool = False  # is served, too
 
 
 class Answer(NamedTuple):
@@ -109,6 +110,8 @@ def gate(build: Build, *options: str, fault: str = "") -> Answer:
     with ExitStack() as stack:
         plain = stack.enter_context(served(right))
         speculative = stack.enter_context(served(tried, failing=build.failing))
+        if build.draft:
+            options += "--draft", stack.enter_context(served(Engine(draft, max_rows=build.plain_rows)))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(errors))
         code = eqcheck(["gate", "--speculative", speculative, "--plain", plain, "--json", *options])
@@ -140,7 +143,12 @@ def cases(asked: argparse.Namespace) -> list[Case]:
         for number, build in itertools.islice(enumerate(builds()), asked.first, asked.first + asked.right)
     ]
     return made + [
-        Case(Build(), seed, (*asked.options_of_faults.split(), *(sampled if fault in SAMPLED else ())), fault)
+        Case(
+            Build(draft=asked.draft),
+            seed,
+            (*asked.options_of_faults.split(), *(sampled if fault in SAMPLED else ())),
+            fault,
+        )
         for fault in FAULTS
         if asked.only in ("", fault)
         for seed in range(asked.seeds)
@@ -230,6 +238,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="gates at once")
     parser.add_argument("--seeds", type=int, default=1, help="gates of each fault")
     parser.add_argument("--only", default="", help="one fault; 'none' for none")
+    parser.add_argument("--draft", action="store_true", help="serve the draft as well, beside faulty servers")
     parser.add_argument("--options-of-faults", default="", help="options of eqcheck gate for faulty servers")
     parser.add_argument("options", nargs="*", help="behind --: options of eqcheck gate for right servers")
     asked = parser.parse_args()
