@@ -51,6 +51,7 @@ EDITS: Mapping[str, tuple[str, str]] = {
     "without": ("cache", "missing-entry"),
     "twice": ("cache", "duplicate-entry"),
     "draft": ("cache", "stale-entry"),
+    "drafts": ("cache", "stale-entry"),
     "row": ("cache", "wrong-row"),
     "input": ("cache", "wrong-row"),
     "block": ("cache", "missing-entry"),
@@ -146,6 +147,8 @@ def _edits(gate: Gate, row: Row) -> Iterator[tuple[str, tuple[int, ...]]]:
             place = last - back
             for token in other[:1]:
                 yield f"draft {back}", (*context[:place], token, *context[place:])
+    if row.by_draft and (kept := list(_with_rejected(row, at))) != list(row.answer.tokens[:at]):
+        yield "drafts 0", (*row.answer.prompt, *kept)
     for number in range((last - 1) // BLOCK):
         yield f"block {number}", (*context[: number * BLOCK], *context[(number + 1) * BLOCK :])
     for size in (BLOCK, 2 * BLOCK, 4 * BLOCK, 8 * BLOCK):
@@ -157,6 +160,14 @@ def _edits(gate: Gate, row: Row) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"row {other_row.request - row.request:+d}", (*its, context[-1])
             if at and other_row.answer.tokens[at - 1 : at]:
                 yield f"input {other_row.request - row.request:+d}", (*context[:-1], other_row.answer.tokens[at - 1])
+
+
+def _with_rejected(row: Row, at: int) -> Iterator[int]:
+    """The row's new tokens before one, each rejected draft before the token that took its place."""
+    for place, by_draft in zip(row.places[:at], row.by_draft, strict=False):
+        if by_draft.best != place.token:
+            yield by_draft.best
+        yield place.token
 
 
 def _leading(hits: Mapping[str, int], of: int, tried: int) -> EditCause:

@@ -247,6 +247,7 @@ def _edited(edit: str) -> str:
         "without": f"if the token {number} before the last is left out",
         "twice": f"if the token {number} before the last stands twice",
         "draft": f"if its second choice stays in the context, {number} tokens back",
+        "drafts": "if each rejected draft stays in the context",
         "row": f"behind the text of the row at {number}",
         "input": f"if the last token is that of the row at {number}",
         "block": f"if the tokens {first} to {first + BLOCK - 1} of the context are left out",

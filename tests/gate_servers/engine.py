@@ -32,7 +32,7 @@ FAULTS = {
 }
 
 
-KEPT = 64  # prompts whose keys and values an engine keeps
+KEPT = 2**22  # scores of prompts, at most, whose keys and values an engine keeps
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Engine:
             row.of_prompt = laws
         if not row.asked.score:
             kept[prompt] = Kept(list(row.slots[name]), laws)
-            if len(kept) > KEPT:
+            while sum(its.laws.numel() for its in kept.values()) > KEPT and len(kept) > 1:
                 del kept[next(iter(kept))]
 
     def _round(self) -> None:

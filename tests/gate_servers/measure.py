@@ -26,10 +26,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks import pair
 from eqcheck.cli import main as eqcheck
 from eqcheck.truth.evidence import CROSSES
 from gate_servers.engine import FAULTS, Engine
-from gate_servers.server import served, weights
+from gate_servers.server import Text, served, weights
 
 KINDS = {  # names that are true of each fault
     "accepts-once-too-often": {"wrong-correction", "over-accept"},  # the latter shows where the draft is known
@@ -58,6 +59,7 @@ class Build(NamedTuple):
     delay: float = 0.0
     failing: float = 0.0
     draft: bool = False  # is served, too
+    model: str = ""  # the folder of a model in place of the trained pair
 
 
 class Answer(NamedTuple):
@@ -103,15 +105,16 @@ class Case(NamedTuple):
 
 def gate(build: Build, *options: str, fault: str = "") -> Answer:
     """Serve the trained pair twice, plain and speculating, and gate the two."""
-    target, draft = weights(build.dtype)
+    target, draft = weights(build.dtype, build.model)
+    words = Text(build.model) if build.model else pair
     right = Engine(target, max_rows=build.plain_rows)
     tried = Engine(target, draft, fault=fault, max_rows=build.rows, last_first=build.last_first, delay=build.delay)
     out, errors, began, used = io.StringIO(), io.StringIO(), time.monotonic(), time.process_time()
     with ExitStack() as stack:
-        plain = stack.enter_context(served(right))
-        speculative = stack.enter_context(served(tried, failing=build.failing))
+        plain = stack.enter_context(served(right, words=words))
+        speculative = stack.enter_context(served(tried, failing=build.failing, words=words))
         if build.draft:
-            options += "--draft", stack.enter_context(served(Engine(draft, max_rows=build.plain_rows)))
+            options += "--draft", stack.enter_context(served(Engine(draft, max_rows=build.plain_rows), words=words))
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(errors))
         code = eqcheck(["gate", "--speculative", speculative, "--plain", plain, "--json", *options])
@@ -139,12 +142,12 @@ def cases(asked: argparse.Namespace) -> list[Case]:
     """The right ones first, a third of each dtype's sampled, then each fault with its seeds."""
     options, sampled = tuple(asked.options), ("--temperature", "0.8")
     made = [
-        Case(build, number, (*options, *(sampled if number // 3 % 3 == 2 else ())))
+        Case(build._replace(model=asked.model), number, (*options, *(sampled if number // 3 % 3 == 2 else ())))
         for number, build in itertools.islice(enumerate(builds()), asked.first, asked.first + asked.right)
     ]
     return made + [
         Case(
-            Build(draft=asked.draft),
+            Build(draft=asked.draft, model=asked.model),
             seed,
             (*asked.options_of_faults.split(), *(sampled if fault in SAMPLED else ())),
             fault,
@@ -239,6 +242,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1, help="gates of each fault")
     parser.add_argument("--only", default="", help="one fault; 'none' for none")
     parser.add_argument("--draft", action="store_true", help="serve the draft as well, beside faulty servers")
+    parser.add_argument("--model", metavar="FOLDER", default="", help="serve this model in place of the trained pair")
     parser.add_argument("--options-of-faults", default="", help="options of eqcheck gate for faulty servers")
     parser.add_argument("options", nargs="*", help="behind --: options of eqcheck gate for right servers")
     asked = parser.parse_args()

@@ -5,38 +5,70 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks import pair
 from gate_servers.engine import Asked, Engine, Told
 
 NAME = "pair"
+DRAFT_STEPS = 6  # a draft of a model has weights of so many steps on each side of 0
 
 
-def weights(dtype: str) -> pair.Pair:
-    """The trained pair in a dtype, or with weights rounded to ``int8`` a row and computed in bfloat16."""
-    loaded = pair.load(torch.bfloat16 if dtype == "int8" else getattr(torch, dtype))
-    if dtype == "int8":
-        for model in loaded:
-            for name, its in model.named_parameters():
-                if its.ndim == 2 and "embed" not in name:
-                    step = its.data.float().abs().amax(-1, keepdim=True) / 127
-                    its.data = ((its.data.float() / step).round() * step).to(its.dtype)
+class Text:
+    """The texts of a folder's tokenizer, as `benchmarks.pair` has them."""
+
+    def __init__(self, folder: str) -> None:
+        self._tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.END = int(self._tokenizer.eos_token_id)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text."""
+        return list(self._tokenizer(text)["input_ids"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids."""
+        return str(self._tokenizer.decode(ids))
+
+
+def weights(dtype: str, folder: str = "") -> pair.Pair:
+    """The trained pair in a dtype, or with weights rounded to ``int8`` a row and computed in bfloat16.
+
+    Of a model in a folder the draft is the same model with much coarser weights.
+    """
+    kind = torch.bfloat16 if dtype == "int8" else getattr(torch, dtype)
+    if folder:
+        loaded = pair.Pair(*(AutoModelForCausalLM.from_pretrained(folder, dtype=kind).eval() for _ in range(2)))
+        _round(loaded.draft, DRAFT_STEPS)
+    else:
+        loaded = pair.load(kind)
+    for model in loaded if dtype == "int8" else ():
+        _round(model, 127)
     return loaded
 
 
+def _round(model: Any, steps: int) -> None:
+    for name, its in model.named_parameters():
+        if its.ndim == 2 and "embed" not in name:
+            step = its.data.float().abs().amax(-1, keepdim=True) / steps
+            its.data = ((its.data.float() / step).round() * step).to(its.dtype)
+
+
 @contextmanager
-def served(engine: Engine, *, failing: float = 0.0, key: str = "", ids: bool = True) -> Iterator[str]:
+def served(
+    engine: Engine, *, failing: float = 0.0, key: str = "", ids: bool = True, words: Any = pair
+) -> Iterator[str]:
     """Serve an engine on a free port of this machine: its base URL, ``http://127.0.0.1:PORT/v1``.
 
     ``failing``: the share of calls that are answered by 429 or 500. ``key``: asked for. ``ids`` False: text only.
+    ``words``: encodes and decodes texts.
     """
-    server = Server(engine, failing=failing, key=key, ids=ids)
+    server = Server(engine, failing=failing, key=key, ids=ids, words=words)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -53,8 +85,18 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
 
-    def __init__(self, engine: Engine, port: int = 0, *, failing: float = 0.0, key: str = "", ids: bool = True) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        port: int = 0,
+        *,
+        failing: float = 0.0,
+        key: str = "",
+        ids: bool = True,
+        words: Any = pair,
+    ) -> None:
         super().__init__(("127.0.0.1", port), Answer)
+        self.words = words
         self.engine, self.failing, self.key, self.ids, self.calls = engine, failing, key, ids, 0
 
     @property
@@ -95,10 +137,10 @@ class Answer(BaseHTTPRequestHandler):
         except ValueError as error:
             return self._answer(400, {"error": {"message": str(error)}})
         if self.path == "/tokenize":
-            ids = pair.encode(asked["prompt"])
+            ids = self.server.words.encode(asked["prompt"])
             return self._answer(200, {"tokens": ids, "count": len(ids), "max_model_len": 512})
         if self.path == "/detokenize":
-            return self._answer(200, {"prompt": pair.decode(asked["tokens"])})
+            return self._answer(200, {"prompt": self.server.words.decode(asked["tokens"])})
         if self.path != "/v1/completions":
             return self._answer(404, {"error": {"message": f"no {self.path}"}})
         status, answer = self._complete(asked)
@@ -107,13 +149,14 @@ class Answer(BaseHTTPRequestHandler):
     def _complete(self, asked: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         prompt = asked["prompt"]
         prompts = prompt if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int) else [prompt]
-        rows = [pair.encode(row) if isinstance(row, str) else list(row) for row in prompts]
+        words = self.server.words
+        rows = [words.encode(row) if isinstance(row, str) else list(row) for row in prompts]
         limit = asked.get("max_tokens", 16)
         if not all(rows) or any(len(row) + limit > 512 for row in rows):
             longest = max(map(len, rows))
             return 400, {"error": {"message": f"a context of 512 tokens, {longest} of the prompt and {limit} asked"}}
         scored = asked.get("prompt_logprobs") is not None or (asked.get("echo") and asked.get("logprobs") is not None)
-        stops = frozenset(asked.get("stop_token_ids") or ()) | (frozenset() if asked.get("ignore_eos") else {pair.END})
+        stops = frozenset(asked.get("stop_token_ids") or ()) | (frozenset() if asked.get("ignore_eos") else {words.END})
         if scored:
             laws = [self.server.engine.ask(Asked(tuple(row), score=True)).result().of_prompt for row in rows]
         told = [Told((), "length", torch.empty(0), torch.empty(0))] * len(rows)
@@ -135,7 +178,11 @@ class Answer(BaseHTTPRequestHandler):
         """One row of an answer, in the shape of vLLM's; ``scored`` are the laws after each token of the prompt."""
         echo, top = bool(asked.get("echo")), asked.get("logprobs")
         tokens = [*(row if echo else ()), *told.tokens]
-        choice: dict[str, Any] = {"index": at, "text": pair.decode(tokens), "finish_reason": told.finish_reason}
+        choice: dict[str, Any] = {
+            "index": at,
+            "text": self.server.words.decode(tokens),
+            "finish_reason": told.finish_reason,
+        }
         choice["logprobs"] = None
         if not self.server.ids:
             return choice
