@@ -1,6 +1,6 @@
 """The installed ``transformers``' continuous batching, ``generate_batch()``: pages, shared beginnings, preemption.
 
-It does not speculate, whatever drafts a request asks for. A manager is kept for requests with the same settings, as
+It does not speculate. A manager is kept for requests with the same settings, as
 ``persistent_manager=True`` does, and with it the pages that later requests may share. Rows are streamed, so that a late
 row joins behind so many tokens of the others. With temperatures each row has processors of its own; a greedy row among
 them has a top-k of 1, for a manager either samples or does not.
@@ -175,6 +175,7 @@ _ORIGIN = "https://github.com/huggingface/transformers"
 _CLAIMS: dict[str, Any] = {
     "kinds": ("full", "window", "mistral", "qwen3", "moe", "learned", "opt"),
     "capabilities": (
+        "no-drafts",
         "row-limits",
         "row-eos",
         "logprobs",

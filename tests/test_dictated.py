@@ -30,6 +30,7 @@ from eqcheck.lanes.checkpoint.lane import CheckpointLane, worker
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
 from eqcheck.lanes.checkpoint.reduction import minimise, needs, without
 from eqcheck.lanes.checkpoint.script import script
+from eqcheck.lanes.sampling.drawing import SampledEngineCases
 from eqcheck.report.build import report_of
 from eqcheck.report.markdown import to_markdown
 from eqcheck.result.findings import Audit, Finding, Options
@@ -197,6 +198,13 @@ def test_rounds_that_differ_from_what_is_asked_are_counted_by_what_differs() -> 
         assert "dictated_played" not in coverage
     less = [[1, list(drafts[1:3]), 2], *right[1:]]
     assert dictation.played(replace(case, token_budget=16), [output], [less])[0][dictation.FEWER] == 0
+
+
+def test_an_engine_that_never_drafts_is_asked_for_no_drafts() -> None:
+    greedy = EngineCases(1, ("no-drafts", "prefix-caching", "kv-blocks"))
+    assert {greedy.case(number).drafting for number in range(0, 400, 7)} == {"none"}
+    sampled = SampledEngineCases(1, ("no-drafts", "temperature"))
+    assert {sampled.case(number).drafting for number in range(12)} == {"none"}
 
 
 def test_every_block_is_dictated_for_who_takes_no_other_drafts() -> None:

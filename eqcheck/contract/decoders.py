@@ -56,6 +56,7 @@ CAPABILITIES = {
     "ngram": "draft tokens are looked up in the row itself, and there may be none",
     "dictated-drafts": "draft tokens are those that the request names",
     "only-dictated-drafts": "draft tokens are always those that the request names",
+    "no-drafts": "the engine never drafts",
     "temperature": "rows are sampled, each at a temperature of its own; at 0 a row is greedy",
     "top-k": "a sampled row is cut to its so many likeliest tokens",
     "top-p": "a sampled row is cut to the likeliest tokens that reach a share together",

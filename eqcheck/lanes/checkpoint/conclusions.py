@@ -16,7 +16,8 @@ from eqcheck.result import declining, losses
 from eqcheck.result.findings import Audit
 from eqcheck.result.tally import DICTATED, SPEAKS, Tally
 
-_ONLY = "only-dictated-drafts"
+_NARROWER = {"only-dictated-drafts": ("dictated-drafts",), "no-drafts": ("ngram", "dictated-drafts")}
+"""Capabilities that say how little a decoder does, and what nobody misses of it then."""
 # A need of cases, the counter by which an engine tells that it came to that, and the words where none does.
 _UNSEEN = (
     ("kv_blocks", "preemptions", "preemption", "that need more KV blocks than there are that a row was preempted"),
@@ -56,10 +57,9 @@ def conclusions(result: Audit) -> None:
 def _warnings(result: Audit) -> list[str]:
     """The warnings about things that the audit cannot say."""
     warnings, tally = list[str](), result.tally
-    claimed = {*result.decoder.capabilities, _ONLY}
+    claimed = {*result.decoder.capabilities, *_NARROWER}
+    claimed |= {other for name in result.decoder.capabilities for other in _NARROWER.get(name, ())}
     lacking = [name for name in CAPABILITIES if name not in claimed]
-    if _ONLY in result.decoder.capabilities:
-        lacking.remove("dictated-drafts")
     if lacking and result.decoder.checkpoints:
         warnings.append(f"capabilities not claimed, so not exercised: {', '.join(lacking)}")
     if "temperature" in claimed and result.decoder.dtype in LESS and EXACT_LAW not in result.decoder.kinds:
@@ -68,9 +68,8 @@ def _warnings(result: Audit) -> list[str]:
     essential = ["several_rows", "ragged_prompts"]
     if tally.observed[SPEAKS]:
         essential += ["accepted", "rejected"]
-    warnings += (
-        silent(tally) if result.decoder.checkpoints else []
-    )  # others are given a draft that is counted elsewhere
+    drafts = result.decoder.checkpoints and "no-drafts" not in result.decoder.capabilities
+    warnings += silent(tally) if drafts else []  # others are given a draft that is counted elsewhere
     missing = declining.unseen(essential, result.coverage, result.decoder.requires)
     if missing and tally.run:
         said = f"no case was seen to exercise: {'; '.join(f'{n} ({CHECKPOINT.counters[n]})' for n in missing)}"

@@ -121,6 +121,8 @@ class EngineCases:
         )
         if "only-dictated-drafts" in self.capabilities:
             case = replace(case, drafting="dictated")
+        if "no-drafts" in self.capabilities:
+            case = replace(case, drafting="none")
         if number == 0:
             return case
         if self._has(rng, "ngram", 0.25):

@@ -42,7 +42,6 @@ _PATIENCE = 4  # so many limits, for a case that did not end within one
 UNSTEADY = "the case fails each time that it is decoded alone, but not with the same answer, and no cause was shown"
 _EARLIER = (1, 4)  # cases that the engine decoded before a failing one; then all that it did
 _TELLING = 3  # cases of a group that abduction is asked about first
-_ONLY = "only-dictated-drafts"
 _ROW_OPTIONS = (
     "arrival",
     *(name.replace("_", "-") for name in SCORING),

@@ -233,7 +233,7 @@ class SampledEngineCases:
         case = SampledEngineCase(
             tuple(rows),
             num_draft_tokens=k,
-            drafting="ngram" if name == "ngram" else "model",
+            drafting="ngram" if name == "ngram" else "none" if "no-drafts" in self.capabilities else "model",
             checkpoint=checkpoint(self.kind).name,
             regime=name,
             entropy=rng.getrandbits(48),
