@@ -318,10 +318,8 @@ def decoder(*, name: str | None = None, **claims: Any) -> Callable[[Any], Decode
     Decoder("", None, **claims)  # a wrong claim is told where it is made
 
     def register(function: Any) -> Decoder:
-        usable = callable(function)
-        if isinstance(function, type):
-            usable = any("__call__" in vars(base) for base in function.__mro__)
-        if not usable:
+        bases = function.__mro__ if isinstance(function, type) else ()
+        if not (any("__call__" in vars(base) for base in bases) if bases else callable(function)):
             raise UsageError(f"expected a function or a class with __call__, got {function!r}")
         called = name or str(getattr(function, "__name__", type(function).__name__))
         if called != one_line(called, 100):
