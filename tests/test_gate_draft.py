@@ -104,6 +104,23 @@ def test_a_draft_that_is_accepted_once_too_often_is_named(
     (violation,) = report["violations"]
     assert violation["kind"] == kind
     assert ("the draft's own choice" in violation["explanation"]) is known
+    assert known or "servers do not tell their drafts" in violation["explanation"] or kind == "unattributed"
+
+
+class ServesDraft(Toy):
+    """It serves the draft model itself."""
+
+    def law(self, context: list[int]) -> torch.Tensor:
+        return Draft.law(self, context)  # type: ignore[arg-type]
+
+
+def test_a_server_of_the_draft_itself_is_not_said_to_accept_too_much(capsys: pytest.CaptureFixture[str]) -> None:
+    with with_draft(ServesDraft()) as all_:
+        code, report = gated(capsys, *all_, *FAST)
+    assert code == 1
+    (violation,) = report["violations"]
+    assert violation["kind"] == "unattributed"
+    assert "perhaps the speculative server serves the draft model, or accepts every draft" in violation["explanation"]
 
 
 def test_where_a_token_is_wrong_is_told_by_the_distance_to_the_last_rejected_draft(
@@ -148,3 +165,4 @@ def test_a_draft_that_does_not_answer_is_one_line(capsys: pytest.CaptureFixture[
     with servers(Speculating()) as both:
         assert "http://127.0.0.1:9/v1" in refused(capsys, *both, "--draft", "http://127.0.0.1:9/v1")
         assert "--draft: expected a URL" in refused(capsys, *both, "--draft", "folder")
+        assert "several servers" in refused(capsys, *both, "--draft", both[-1] + "/")

@@ -85,6 +85,8 @@ def test_prompts_need_a_tokenizer_or_ids(tmp_path: Path, capsys: pytest.CaptureF
     assert "--draft" in capsys.readouterr().err
     assert main(["gate", "--speculative", "eqspec", "--plain", f"hf:{tmp_path}", "--draft", str(tmp_path)]) == 4
     assert "no model can be loaded" in capsys.readouterr().err
+    assert main(["gate", "--speculative", "eqspec", "--plain", f"hf:{tmp_path}", "--draft", "hf:nowhere"]) == 4
+    assert "--draft nowhere: expected the folder of a draft model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -90,13 +90,16 @@ def run(options: argparse.Namespace) -> int:
     )
     prompts = read(options.prompts) if options.prompts else drawn(settings.requests, settings.seed)
     before = earlier(options.baseline) if options.baseline else None
-    if options.speculative == options.plain:
-        raise UsageError(f"--speculative, --plain: expected two servers, got {printable(options.plain)} twice")
+    named = [url.rstrip("/") for url in (options.speculative, options.plain, options.draft or "")]
+    if twice := next((url for url in named if url.startswith("http") and named.count(url) > 1), None):
+        raise UsageError(f"--speculative, --plain, --draft: expected several servers, got {printable(twice)} twice")
     if options.out is not None:
         writable(options.out, "")
     junit_writable(options.junit)
     servers, began = _sides(options), time.monotonic()
     speculative, plain, draft = servers
+    if draft is None and options.draft:
+        print("gate: the draft model is not asked: it has other ids, or does not load alone", file=sys.stderr)
     gate = Gate(speculative, plain, prompts, settings, draft, tell=lambda text: print(f"gate: {text}", file=sys.stderr))
     stored = _stored(options, servers)
     try:
@@ -143,7 +146,8 @@ def _sides(options: argparse.Namespace) -> list[Any]:
 
     if options.draft is None:
         raise UsageError("--draft: expected the folder of a draft model for the decoder")
-    return sides(load(options.speculative), Path(options.plain.removeprefix("hf:")), Path(options.draft))
+    folders = (Path(folder.removeprefix("hf:")) for folder in (options.plain, options.draft))
+    return sides(load(options.speculative), *folders)
 
 
 def _stored(options: argparse.Namespace, servers: list[Any]) -> StoredAnswers | None:

@@ -107,9 +107,9 @@ STATEMENTS = {
     "displaced": "the mask shows slot {shown_slot} where the query's own entry is in slot {own_slot}; either may be "
     "wrong",
     "outputs-alone": "outputs alone do not show which part is broken; `eqcheck audit` of the decoder does",
-    "beyond-noise": "a token lies {gap} nats below the target's own choice, and {threshold} is twice the noise of the "
-    "target's own {controls:row}; rows with such a token so far: {exceeding} of {counted}; the evidence is 1e{log10}, "
-    "and 1e6 decides; outputs alone do not show which part is broken",
+    "beyond-noise": "a token of the row lies {gap} nats below the target's own choice, and {threshold} nats are twice "
+    "the noise; rows with such a token so far: {exceeding} of {counted}; the evidence is 1e{log10}, and 1e6 decides; "
+    "outputs alone do not show which part is broken",
     # what a decoder declares
     "chunk": "chunked: call {call} feeds {tokens:token} of row {row}'s prompt in batch row {batch_row} (positions "
     "{first_position}..{last_position}), where `prefill_chunk` allows {limit}",

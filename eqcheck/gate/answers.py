@@ -165,6 +165,18 @@ def counts_of(metrics: str) -> Counter[str]:
     return counts
 
 
+def acceptance(counts: Counter[str]) -> float | None:
+    """The share of draft tokens that are accepted; None where none is counted."""
+    drafts = counts["num_draft_tokens"]
+    return round(counts["num_accepted_tokens"] / drafts, 3) if drafts else None
+
+
+def acceptance_of_positions(counts: Counter[str]) -> list[float]:
+    """The share of drafts that are accepted up to each position, where the server tells it."""
+    accepted, drafts = [counts[f"num_accepted_tokens_per_pos {place}"] for place in range(64)], counts["num_drafts"]
+    return [round(count / drafts, 3) for count in accepted if count] if drafts else []
+
+
 def counts_beside(choice: Mapping[str, Any]) -> Counter[str]:
     """The counts of drafts that llama.cpp tells beside a row."""
     told = choice.get("timings")

@@ -21,9 +21,10 @@ BLOCK = 16  # tokens of a page
 CHANCE = 1e-4
 MOST = 0.5  # of the wrong tokens an edit has to give
 ALONE = 0.9  # of the wrong tokens that have a right one behind them
+FEW = 12  # tokens are too few to tell
 ASKED_AGAIN, TIMES = 8, 3  # rows, and how often each
-AGAIN = "again"
-"""The edit of a cause that is seen when rows are asked again."""
+AGAIN, SERVES_DRAFT = "again", "serves draft"
+"""Edits of causes that have none: seen when rows are asked again, and seen wherever draft and target differ."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class EditCause:
     given: int = 0
     of: int = 0
     chance: float = 1.0
+    by_draft: tuple[int, int] | None = None  # of the wrong tokens so many of so many are the draft's own choice
 
     @property
     def fingerprint(self) -> str:
@@ -64,19 +66,22 @@ def cause(gate: Gate, wrong: Sequence[Row]) -> EditCause:
     looked_at = [row for row in wrong if row.beyond(gate.threshold) is not None][:LOOKED_AT]
     if not looked_at:
         return UNATTRIBUTED
+    kept, chances = _follows_draft(gate)
+    if chances >= FEW and kept > ALONE * chances:
+        return EditCause("unattributed", "unattributed", SERVES_DRAFT, kept, chances)
     hits: dict[str, int] = {}
     tried = 0
     for row, edits in ((row, list(_edits(gate, row))) for row in looked_at):
         at = row.beyond(gate.threshold)
         assert at is not None
         emitted = gate.plain.each(gate.plain.complete, [Wanted(context, 1) for _, context in edits], 16)
-        given = {
+        given = [
             name
             for (name, _), answer in zip(edits, emitted, strict=True)
             if answer.tokens[:1] == row.answer.tokens[at : at + 1]
-        }
+        ]
         tried += len({name for name, _ in edits})
-        for name in given:
+        for name in dict.fromkeys(given):
             hits[name] = hits.get(name, 0) + 1
     leading = _leading(hits, len(looked_at), tried)
     return leading if leading.edit else _single(gate, looked_at) or UNATTRIBUTED
@@ -93,7 +98,7 @@ def _single(gate: Gate, rows: Sequence[Row]) -> EditCause | None:
     followed = [after for marks in beyond for now, after in pairwise(marks) if now]
     share = sum(map(sum, beyond)) / max(1, sum(map(len, beyond)))
     alone = followed.count(False)
-    if len(followed) < 12 or alone < ALONE * len(followed) or share > 1 / 3:
+    if len(followed) < FEW or alone < ALONE * len(followed) or share > 1 / 3:
         return None
     of_draft = [
         mine.token == place.best
@@ -116,7 +121,24 @@ def _single(gate: Gate, rows: Sequence[Row]) -> EditCause | None:
     differing = sum(_differs(gate, row) for row in asked)
     if 2 * differing > len(asked):
         return EditCause("unattributed", "unattributed", AGAIN, differing, len(asked))
-    return EditCause("bookkeeping", "wrong-correction", given=alone, of=len(followed), chance=0.0)
+    known = (sum(of_draft), len(of_draft)) if of_draft else None
+    return EditCause("bookkeeping", "wrong-correction", given=alone, of=len(followed), chance=0.0, by_draft=known)
+
+
+def _follows_draft(gate: Gate) -> tuple[int, int]:
+    """In how many of how many places, where draft and plain server differ beyond the noise, the draft is followed."""
+    pairs = [
+        pair
+        for row in gate.rows
+        if row.by_draft and not row.asked.temperature
+        for pair in zip(row.places, row.by_draft, strict=True)
+    ]
+    differ = [
+        place.token == by_draft.best
+        for place, by_draft in pairs
+        if place.likeliest[place.best] - place.likeliest.get(by_draft.best, -math.inf) > gate.threshold
+    ]
+    return sum(differ), len(differ)
 
 
 def _differs(gate: Gate, row: Row) -> bool:

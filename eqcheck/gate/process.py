@@ -19,7 +19,6 @@ from eqcheck.contract.escaping import one_line
 from eqcheck.gate.answers import Scored, ServerError, as_ids
 from eqcheck.gate.run import SAMPLE_TEXTS
 from eqcheck.gate.servers import LIKELIEST, Completed, Wanted
-from eqcheck.truth.rounded import decoded
 
 A = TypeVar("A")
 PLAIN = "hf:"
@@ -114,6 +113,9 @@ class Plain(_Local):
         """How the model sees each token behind the prompt and the tokens before it, in one call."""
         if not tokens:
             return []
+        known = int(self.target.config.get_text_config().vocab_size)
+        if (largest := max(*prompt, *tokens)) >= known:
+            raise ServerError(f"{self.url}: expected ids below {known}, got {largest}")
         ids = torch.tensor([[*prompt, *tokens]], device=self.target.device)
         logits = self.target(input_ids=ids).logits[0, len(prompt) - 1 : -1]
         laws = logits.float().log_softmax(-1).cpu()
@@ -124,16 +126,29 @@ class Plain(_Local):
             places.append(Scored(token, seen[token], its[0] if seen[token] < seen[its[0]] else token, seen))
         return places
 
+    @torch.no_grad()
     def _decoded(self, asked: Sequence[Wanted]) -> Sequence[Sequence[int]]:
+        prompts = [self._ids(wanted.prompt) for wanted in asked]
+        width, device = max(map(len, prompts)), self.target.device
+        ids = torch.tensor([[0] * (width - len(its)) + list(its) for its in prompts], device=device)
+        mask = torch.tensor([[0] * (width - len(its)) + [1] * len(its) for its in prompts], device=device)
+        positions, cache, tokens = (mask.cumsum(-1) - 1).clamp(min=0), None, list[list[int]]([] for _ in asked)
         draws = [
             torch.Generator().manual_seed(wanted.seed if wanted.seed is not None else torch.seed()) for wanted in asked
         ]
-        return decoded(
-            self.target,
-            [self._ids(wanted.prompt) for wanted in asked],
-            lambda row, tokens: self._ended(asked[row], tokens),
-            lambda row, scores: _drawn(scores, asked[row].temperature, draws[row]),
-        )
+        while not all(self._ended(*pair) for pair in zip(asked, tokens, strict=True)):
+            told = self.target(
+                input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+            )
+            cache, scores = told.past_key_values, told.logits[:, -1].float().cpu()
+            new = [
+                _drawn(law, wanted.temperature, draw) for law, wanted, draw in zip(scores, asked, draws, strict=True)
+            ]
+            for wanted, row, token in zip(asked, tokens, new, strict=True):
+                row += [] if self._ended(wanted, row) else [token]
+            ids, positions = torch.tensor(new, device=device)[:, None], mask.sum(-1, keepdim=True)
+            mask = torch.cat([mask, torch.ones_like(ids)], -1)
+        return tokens
 
     def _ended(self, asked: Wanted, tokens: Sequence[int]) -> bool:
         return len(tokens) >= asked.max_tokens or bool(tokens and tokens[-1] in (*asked.stops, *self.ends))
@@ -201,18 +216,25 @@ def sides(decoder: Decoder, folder: Path, draft_folder: Path) -> list[Any]:
 
     A decoder that is handed folders may have a draft that `transformers` does not load alone, such as a head.
     """
+    if not draft_folder.is_dir():
+        raise UsageError(f"--draft {draft_folder}: expected the folder of a draft model")
     plain, draft = Plain(folder, "plain"), None
     try:
         draft = Plain(draft_folder, "draft")
     except UsageError:
-        if not decoder.checkpoints or not draft_folder.is_dir():
+        if not decoder.checkpoints:
             raise
     models = (str(folder), str(draft_folder))
     if draft is not None and not decoder.checkpoints:
         models = plain.target, draft.target
     decoding = Decoding(decoder, "speculative", plain, models)
-    return [decoding, plain, draft if draft is not None and _ids(draft) == _ids(plain) else None]
+    return [decoding, plain, draft if draft is not None and _same_ids(draft, plain) else None]
 
 
-def _ids(side: Plain) -> tuple[Any, ...]:
-    return (side.target.config.get_text_config().vocab_size, *map(side.tokenized, SAMPLE_TEXTS))
+def _same_ids(draft: Plain, plain: Plain) -> bool:
+    """Whether texts have the same ids; without a tokenizer, whether there are as many ids."""
+    texts = [(draft.tokenized(text), plain.tokenized(text)) for text in SAMPLE_TEXTS]
+    if any(None in pair for pair in texts):
+        sizes = {side.target.config.get_text_config().vocab_size for side in (draft, plain)}
+        return len(sizes) == 1
+    return all(one == other for one, other in texts)

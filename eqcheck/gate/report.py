@@ -11,8 +11,9 @@ from typing import Any
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.layout import columns
-from eqcheck.gate.answers import ServerError
-from eqcheck.gate.cause import AGAIN, BLOCK, TIMES, EditCause, cause
+from eqcheck.explanation.records import many
+from eqcheck.gate.answers import ServerError, acceptance, acceptance_of_positions
+from eqcheck.gate.cause import AGAIN, BLOCK, SERVES_DRAFT, TIMES, EditCause, cause
 from eqcheck.gate.conditions import CONCURRENCY, Counts, conditions_of, needed_conditions
 from eqcheck.gate.reproduction import TRIES, Requests, SmallestSearch, curls, script
 from eqcheck.gate.rows import ENDS, Row
@@ -53,8 +54,8 @@ def built(gate: Gate, redact: bool = False) -> dict[str, Any]:
         "stops_heeded": gate.stops_heeded,
         "speed": {name: round(speed.rate, 1) for name, speed in gate.speeds.items()},
         "speculates": gate.speculates,
-        "acceptance": _acceptance(gate),
-        "acceptance_of_positions": _of_positions(gate),
+        "acceptance": acceptance(gate.drafted),
+        "acceptance_of_positions": acceptance_of_positions(gate.drafted),
         "calls": {
             server.role: {"calls": server.calls, "retried": server.retried}
             for server in filter(None, (gate.speculative, gate.plain, gate.draft))
@@ -76,18 +77,6 @@ def _noise(gate: Gate) -> dict[str, Any]:
 
 def _greedy(gate: Gate) -> list[Row]:
     return [row for row in gate.rows if not row.asked.temperature]
-
-
-def _acceptance(gate: Gate) -> float | None:
-    drafts = gate.drafted["num_draft_tokens"]
-    return round(gate.drafted["num_accepted_tokens"] / drafts, 3) if drafts else None
-
-
-def _of_positions(gate: Gate) -> list[float]:
-    """The share of drafts that are accepted up to each position, where the server tells it."""
-    counts = [gate.drafted[f"num_accepted_tokens_per_pos {position}"] for position in range(64)]
-    rounds = gate.drafted["num_drafts"]
-    return [round(count / rounds, 3) for count in counts if count] if rounds else []
 
 
 def _violations(gate: Gate, redact: bool) -> list[dict[str, Any]]:
@@ -207,9 +196,14 @@ def _explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> str:
             f"Wrong tokens are likely ones, and the next tokens are right behind them. Asked alone {TIMES} times, "
             f"{why.given} of {why.of} of these rows do not have the same wrong token each time."
         )
+    elif why.edit == SERVES_DRAFT:
+        said.append(
+            f"In {why.given} of {why.of} places where the draft and the plain server differ the row has the draft's "
+            "choice: perhaps the speculative server serves the draft model, or accepts every draft."
+        )
     elif why.edit and why.kind != "stray-law":
         said.append(
-            f"The plain server emits {why.given} of {why.of} wrong tokens itself {_edited(why.edit)}; "
+            f"The plain server emits {why.given} of {why.of} wrong tokens itself {_edited(gate, why.edit)}; "
             f"chance gives so many with a probability of {why.chance:.0e}."
         )
     elif why.kind == "over-accept":
@@ -220,7 +214,7 @@ def _explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> str:
     elif why.kind == "wrong-correction":
         said.append(
             f"Of {why.of} wrong tokens {why.given} are followed by a right one, so nothing wrong stays in the context: "
-            f"tokens are chosen wrongly. {_DRAFTS[gate.draft is not None]}"
+            f"tokens are chosen wrongly. {_whose(why)}"
         )
     elif why.kind == "greedy-drawn":
         said.append("The same rows are right where no sampled row stands beside them.")
@@ -229,10 +223,6 @@ def _explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> str:
     return " ".join(said)
 
 
-_DRAFTS = {
-    False: "Whether they are rejected drafts is not seen: servers do not tell their drafts (--draft does).",
-    True: "They are not the draft's own choice.",
-}
 _END = {
     "over-length": "they have more tokens than they asked for",
     "past-eos": "they go on behind a stop or the end of the text",
@@ -240,13 +230,19 @@ _END = {
 }
 
 
-def _edited(edit: str) -> str:
+def _whose(why: EditCause) -> str:
+    if why.by_draft is None:
+        return "Whether they are rejected drafts is not seen: servers do not tell their drafts (--draft does)."
+    return f"Of all wrong tokens {why.by_draft[0]} of {why.by_draft[1]} are the draft's own choice."
+
+
+def _edited(gate: Gate, edit: str) -> str:
     name, _, number = edit.partition(" ")
-    first = int(number) * BLOCK
+    first, whose = int(number) * BLOCK, "its second" if gate.draft is None else "the draft's"
     return {
         "without": f"if the token {number} before the last is left out",
         "twice": f"if the token {number} before the last stands twice",
-        "draft": f"if its second choice stays in the context, {number} tokens back",
+        "draft": f"if {whose} choice stays in the context, {many(int(number), 'token')} back",
         "drafts": "if each rejected draft stays in the context",
         "row": f"behind the text of the row at {number}",
         "input": f"if the last token is that of the row at {number}",

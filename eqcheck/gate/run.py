@@ -195,7 +195,7 @@ class Gate:
     def _fit(self) -> None:
         """Turn texts into ids, where the plain server does that, and leave out prompts that the context cannot hold."""
         prompts = self.plain.each(self._ids, self.prompts, max(self.settings.concurrency))
-        room = (one.longest for one in (self.plain, self.speculative) if one.longest is not None)
+        room = (one.longest for one in (self.plain, self.speculative, self.draft) if one and one.longest is not None)
         most = min(room, default=None)
         limit = self.settings.max_tokens + 1  # the referee asks for a token more
         fits = [most is None or isinstance(prompt, str) or len(prompt) + limit <= most for prompt in prompts]
@@ -222,6 +222,7 @@ class Gate:
                 each = f"{text[:40]!r} is {ids[0]} and {ids[1]}"
                 raise ServerError(f"{other.url} and {self.plain.url} have different tokenizers: {each}")
         rows = [self._scored(0, Wanted(prompt, 1), self.speculative, 1, 0) for prompt in prompts]
+        self._by_draft((rows[0].answer, self.draft is not None))
         foreign = sum(row.gap > FOREIGN for row in rows)
         if 2 * foreign > len(rows):
             raise ServerError(
@@ -302,7 +303,10 @@ class Gate:
         answer, asked = pair
         if self.draft is None or not asked:
             return weaker(self.plain, answer) if asked else ()
-        return tuple(self.draft.scored(answer.prompt, answer.tokens))
+        try:
+            return tuple(self.draft.scored(answer.prompt, answer.tokens))
+        except ServerError as error:
+            raise ServerError(f"--draft: {error}") from None
 
     def _asked(self, number: int) -> Wanted:
         """A request: a prompt in turn, a ragged limit; of four one is greedy if rows are to be sampled.

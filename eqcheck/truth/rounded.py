@@ -1,15 +1,19 @@
-"""Rows of a model that rounds, judged as a gate judges a server: by gaps, with the model's own rows as the control.
+"""Rows of a model that rounds, judged as a gate judges a server: by gaps, with the model's own choices as the control.
 
-The model scores each row alone, in one call: how many nats does each token lie below its own choice? It decodes the
-same prompts itself, alone and as a batch, and scores these rows, too. `eqcheck.truth.evidence` has the bets and the
-proof of their bound. Nothing is compared in another dtype.
+The model scores each row alone, in one call: how many nats does each token lie below its own choice? The control are
+its choices at the same places, behind the same tokens, where it computes otherwise: in a batch with the other rows, and
+some tokens at a time with a cache. `eqcheck.truth.evidence` has the bets and the proof of their bound. No padding is
+ever seen, and a cache that changes scores by more than `BROKEN` is no control: what a user broke there must not count
+as noise. Nothing is compared in another dtype.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -19,7 +23,11 @@ from eqcheck.explanation.statements import state
 from eqcheck.result.verdict import RowVerdict, Verdict
 from eqcheck.truth.evidence import CROSSES, Exceedances, step
 
-LIKELY = 20  # tokens of a place whose scores are held against those of the decode
+LIKELY = 20  # tokens of a place whose scores are compared between two ways to compute them
+PIECES = (1, 4)  # tokens of a call with a cache, in turn: a decode, and one that verifies drafts
+BATCH = 8  # rows
+BROKEN = 1.0  # nats: no rounding changes a likely score by so much
+_Ids = Sequence[int]
 
 
 def coarse(target: Any) -> bool:
@@ -29,14 +37,16 @@ def coarse(target: Any) -> bool:
 
 
 class RowGaps:
-    """The bets on rows of one model, over all that it is asked; a row that comes again counts once.
+    """The bets on rows of one model, over all that it is asked. ``threshold`` is in nats.
 
-    ``threshold`` is the gap, in nats, beyond which a token counts; ``highest`` the greatest of the control.
+    A row that comes again counts once, and so does one that is the same up to its first token that counts.
     """
 
     def __init__(self, target: Any) -> None:
         self._target, self._bets = target, Exceedances()
-        self._seen: set[tuple[Sequence[int], Sequence[int]]] = set()
+        self._seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+        self._highest = 0.0
+        self._caches = True
 
     @property
     def threshold(self) -> float:
@@ -48,95 +58,111 @@ class RowGaps:
 
         ``said`` is told of them; ``gaps`` are those of their tokens.
         """
-        gap = max(max(its, default=0.0) for its in gaps)
+        assert said.row is not None
         known = state(
             "beyond-noise",
-            gap=f"{gap:.3g}",
+            gap=f"{max(gaps[said.row], default=0.0):.3g}",
             threshold=f"{self.threshold:.3g}",
             exceeding=self._bets.exceeding,
             counted=len(self._bets.gaps),
-            controls=self._bets.controls,
-            log10=f"{self._bets.log_evidence / math.log(10):.1f}",
+            log10=f"{self._highest / math.log(10):.1f}",
         )
-        status = "violation" if self._bets.log_evidence >= math.log(CROSSES) else "inconclusive"
+        status = "violation" if self._highest >= math.log(CROSSES) else "inconclusive"
         return Verdict(status, rows, replace(said, detail=known.detail, facts=known.facts))
 
-    def add(
-        self, prompts: Sequence[Sequence[int]], rows: Sequence[Sequence[int]], limit: int, eos: Sequence[int]
-    ) -> list[list[float]]:
-        """Count rows of new tokens, and return the gap of each token. The control decodes up to ``limit`` tokens."""
-        gaps = [_gaps(self._laws(prompt, row), row) for prompt, row in zip(prompts, rows, strict=True)]
-        new = [at for at, pair in enumerate(zip(prompts, rows, strict=True)) if pair not in self._seen]
-        self._seen |= {(prompts[at], rows[at]) for at in new}
-        if not new:
-            return gaps
-        own, asked = [max(gaps[at], default=0.0) for at in new], [prompts[at] for at in new]
-        alone = [control for prompt in asked for control in self._control([prompt], limit, eos)]
-        controls = alone, self._control(asked, limit, eos)
-        self._bets.add_requests(zip(own, zip(*controls, strict=True), strict=True))
-        for each in controls:
-            self._bets.compare_with(each)
+    def add(self, prompts: Sequence[_Ids], rows: Sequence[_Ids], limit: int, eos: _Ids) -> list[list[float]]:
+        """Count rows of new tokens, as far as a right row may go, and return the gap of each of these tokens."""
+        ends = [next((at + 1 for at, token in enumerate(row) if token in eos), limit) for row in rows]
+        kept = [tuple(row[: min(limit, end)]) for row, end in zip(rows, ends, strict=True)]
+        laws = [self._laws(prompt, row) for prompt, row in zip(prompts, kept, strict=True)]
+        gaps = [_gaps(its, torch.tensor(row)) for its, row in zip(laws, kept, strict=True)]
+        new, before = list[int](), self.threshold
+        for at, (prompt, row) in enumerate(zip(prompts, kept, strict=True)):
+            first = next((place for place, gap in enumerate(gaps[at]) if gap > before), len(row))
+            name = tuple(prompt), row[: first + 1]
+            new += [at] if row and name not in self._seen else []
+            self._seen.add(name)
+        if new:
+            self._count([prompts[at] for at in new], [kept[at] for at in new], [laws[at] for at in new])
+        return gaps
+
+    def _count(self, prompts: Sequence[_Ids], rows: Sequence[tuple[int, ...]], laws: Sequence[torch.Tensor]) -> None:
+        own = [max(_gaps(its, torch.tensor(row))) for its, row in zip(laws, rows, strict=True)]
+        others = zip(self._in_a_batch(prompts, rows), map(self._in_pieces, prompts, rows, laws), strict=True)
+        controls, floor = list[list[float]](), self._bets.floor
+        for its, ways in zip(laws, others, strict=True):
+            used = [way for way in ways if way is not None]
+            controls.append([max(_gaps(its, way.argmax(-1))) for way in used])
+            likely, leads = its.topk(min(LIKELY, its.shape[-1])).indices, its.topk(2).values
+            changes = [float((its - way).gather(1, likely).abs().nan_to_num(nan=0.0).max()) for way in used]
+            floor = max(floor, step((leads[:, 0] - leads[:, 1]).tolist()), *changes)
+        self._bets.add_requests(zip(own, controls, strict=True))  # before this control is counted
+        self._bets.floor = floor
+        self._bets.compare_with(gap for each in controls for gap in each)
         self._bets.add(own)
-        return gaps
+        self._highest = max(self._highest, self._bets.log_evidence)
 
-    def _control(self, prompts: Sequence[Sequence[int]], limit: int, eos: Sequence[int]) -> list[float]:
-        """The greatest gap of each row that the model decodes; measures how rounding changes scores on the way."""
-        told: list[list[torch.Tensor]] = [[] for _ in prompts]
+    def _laws(self, prompt: _Ids, row: _Ids) -> torch.Tensor:
+        """The log-probabilities ``[tokens, vocabulary]`` from which each token of a row was to be chosen, float32."""
+        return _from(self._call([[*prompt, *row]])[0], prompt, row)
 
-        def ended(_: int, row: Sequence[int]) -> bool:
-            return len(row) >= limit or (bool(row) and row[-1] in eos)
+    def _in_a_batch(self, prompts: Sequence[_Ids], rows: Sequence[_Ids]) -> list[torch.Tensor]:
+        """The laws of rows side by side, with other tokens behind the shorter ones: a causal model sees none of them.
 
-        def chosen(number: int, scores: torch.Tensor) -> int:
-            told[number].append(scores.log_softmax(-1))
-            return int(scores.argmax())
-
-        gaps = []
-        for prompt, row, decode in zip(prompts, decoded(self._target, prompts, ended, chosen), told, strict=True):
-            laws, likely = self._laws(prompt, row), min(LIKELY, len(decode[0]))
-            each = laws.topk(likely).indices
-            changed = (laws - torch.stack(decode[: len(row)])).gather(1, each).abs().nan_to_num(nan=0.0)
-            leads = laws.topk(2).values
-            rounded = step((leads[:, 0] - leads[:, 1]).tolist())
-            self._bets.floor = max(self._bets.floor, rounded, float(changed.max()))
-            gaps.append(max(_gaps(laws, row)))
-        return gaps
+        A row alone stands beside itself.
+        """
+        wholes = [[*prompt, *row] for prompt, row in zip(prompts, rows, strict=True)]
+        longest, laws = max(map(len, wholes)), list[torch.Tensor]()
+        filled = [[*whole, *([whole[0]] * (longest - len(whole)))] for whole in wholes]
+        for first in range(0, len(filled), BATCH):
+            part = slice(first, first + BATCH)
+            logits = self._call(filled[part] if len(filled[part]) > 1 else filled[part] * 2)
+            laws += [_from(*its) for its in zip(logits, prompts[part], rows[part], strict=False)]
+        return laws
 
     @torch.no_grad()
-    def _laws(self, prompt: Sequence[int], row: Sequence[int]) -> torch.Tensor:
-        """The log-probabilities ``[tokens, vocabulary]`` from which each token of a row was to be chosen, float32."""
-        ids = torch.tensor([[*prompt, *row]], device=self._target.device)
-        logits = self._target(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
-        return torch.as_tensor(logits.float().log_softmax(-1).cpu())
+    def _in_pieces(self, prompt: _Ids, row: _Ids, exact: torch.Tensor) -> torch.Tensor | None:
+        """The laws of a row that is fed some tokens at a time, with a cache; None where there is none that holds."""
+        if not self._caches:
+            return None
+        parts, cache, at, sizes = list[torch.Tensor](), None, 0, cycle(PIECES)
+        whole, size = [*prompt, *row], len(prompt)
+        try:
+            while at < len(whole):
+                ids = torch.tensor([whole[at : at + size]], device=_device(self._target))
+                told = self._target(input_ids=ids, past_key_values=cache, use_cache=True)
+                cache, at, size = told.past_key_values, at + size, next(sizes)
+                parts.append(told.logits[0])
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):  # it takes no cache, or returns none
+            self._caches = False
+            return None
+        laws = _from(torch.cat(parts), prompt, row)
+        changed = float((exact - laws).gather(1, exact.topk(2).indices).abs().max())
+        if changed <= BROKEN:
+            return laws
+        self._caches = False
+        warnings.warn(
+            f"target: with its cache a score is {changed:.2g} nats off its score in one call, so the cache is no "
+            "measure of the noise",
+            stacklevel=5,
+        )
+        return None
+
+    @torch.no_grad()
+    def _call(self, rows: Sequence[_Ids]) -> Any:
+        return self._target(input_ids=torch.tensor(rows, device=_device(self._target)), use_cache=False).logits
 
 
-def _gaps(laws: torch.Tensor, row: Sequence[int]) -> list[float]:
+def _device(target: Any) -> Any:
+    return getattr(target, "device", "cpu")
+
+
+def _from(logits: torch.Tensor, prompt: _Ids, row: _Ids) -> torch.Tensor:
+    first = len(prompt) - 1
+    return logits[first : first + len(row)].float().log_softmax(-1).cpu()
+
+
+def _gaps(laws: torch.Tensor, tokens: torch.Tensor) -> list[float]:
     """By how much the model prefers its own choice to each token, in nats."""
-    told = laws.gather(1, torch.tensor(row, dtype=torch.long)[:, None])[:, 0]
+    told = laws.gather(1, tokens.long()[:, None])[:, 0]
     return [float(gap) for gap in (laws.amax(-1) - told).nan_to_num(nan=0.0)]
-
-
-@torch.no_grad()
-def decoded(
-    target: Any,
-    prompts: Sequence[Sequence[int]],
-    ended: Callable[[int, list[int]], bool],
-    chosen: Callable[[int, torch.Tensor], int],
-) -> list[list[int]]:
-    """The rows of new tokens that a model decodes as one batch, padded on the left, with a cache.
-
-    ``ended`` says of a row's number and tokens whether it is over, ``chosen`` of its number and scores ``[vocabulary]``
-    (float32) which token is next.
-    """
-    width, device = max(map(len, prompts)), target.device
-    ids = torch.tensor([[0] * (width - len(its)) + list(its) for its in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(its)) + [1] * len(its) for its in prompts], device=device)
-    positions, cache, rows = (mask.cumsum(-1) - 1).clamp(min=0), None, list[list[int]]([] for _ in prompts)
-    while not all(ended(*pair) for pair in enumerate(rows)):
-        told = target(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
-        cache, scores = told.past_key_values, told.logits[:, -1].float().cpu()
-        new = [chosen(number, law) for number, law in enumerate(scores)]
-        for number, (row, token) in enumerate(zip(rows, new, strict=True)):
-            row += [] if ended(number, row) else [token]
-        ids, positions = torch.tensor(new, device=device)[:, None], mask.sum(-1, keepdim=True)
-        mask = torch.cat([mask, torch.ones_like(ids)], -1)
-    return rows
