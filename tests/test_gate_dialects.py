@@ -12,7 +12,8 @@ import pytest
 from test_gate_bad_servers import SMALL, VOCABULARY, Body, Toy, best, gate, serving, wrong
 
 from eqcheck.cli import main
-from eqcheck.gate.servers import Server, Wanted
+from eqcheck.gate.rows import Wanted
+from eqcheck.gate.servers import Server
 
 LARGE = ("--requests", "96", "--max-tokens", "32", "--json")
 
@@ -188,7 +189,8 @@ def test_evidence_that_does_not_decide_is_no_equivalence(capsys: pytest.CaptureF
     said = " ".join(capsys.readouterr().out.split())
     assert code == 2
     assert "192 requests" in said
-    assert re.search(r"too much evidence for a right server, too little to accuse it: \d+ more requests", said)
+    assert "too much evidence for a right server, too little to accuse it" in said
+    assert re.search(r"\d+ more requests would tell \(--requests \d+\)", said)
 
 
 def test_a_server_that_counts_no_draft_is_not_equivalent(capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,3 +216,28 @@ def test_outputs_and_addresses_are_checked_before_anything_is_asked(
     assert said.count("eqcheck: ") == 4
     assert "/v1 twice" in said
     assert f"try {other}" in said
+
+
+def test_a_row_that_is_told_as_text_alone_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """As llama.cpp does where a row ends within a character; the same of a place that is scored."""
+    seen = [0]
+
+    def torn(asked: Body, made: Body) -> Body:
+        seen[0] += 1
+        if seen[0] % 9 == 0:
+            choice = made["choices"][0]
+            choice |= {"logprobs": None, "token_ids": None, "prompt_logprobs": None}
+        return made
+
+    words = ("--requests", "96", "--max-tokens", "32")
+    with serving(Toy(twist=torn)) as one, serving(Toy()) as other:
+        assert main(["gate", "--speculative", one, "--plain", other, *words]) in (0, 2)
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"\d+ requests were left out: a server tells no ids or no scores of all tokens", said)
+
+
+def test_a_budget_that_ends_a_gate_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(Toy()) as one, serving(Toy()) as other:
+        words = ("--requests", "4000", "--max-tokens", "4", "--concurrency", "1", "--budget", "2s")
+        assert main(["gate", "--speculative", one, "--plain", other, *words]) == 2
+    assert "the time was over (--budget)" in " ".join(capsys.readouterr().out.split())

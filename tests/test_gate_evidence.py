@@ -13,8 +13,7 @@ import torch
 
 from eqcheck.gate.answers import Scored
 from eqcheck.gate.laws import SampledRows
-from eqcheck.gate.rows import Row
-from eqcheck.gate.servers import Completed, Wanted
+from eqcheck.gate.rows import Completed, Row, Wanted
 from eqcheck.truth.evidence import CROSSES, Exceedances, step, together
 
 Law: TypeAlias = "Callable[[random.Random], float]"

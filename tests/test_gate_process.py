@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from eqcheck.cli import main
 from eqcheck.contract.decoders import Request, decoder
 from eqcheck.gate.process import sides
-from eqcheck.gate.servers import Wanted
+from eqcheck.gate.rows import Wanted
 
 MINE = '''
 import torch

@@ -48,7 +48,13 @@ def add(commands: Commands) -> None:
     gate.add_argument(
         "--prompts", metavar="FILE", type=Path, help='a prompt a line, or JSON lines with "prompt": text or ids'
     )
-    gate.add_argument("--requests", metavar="N", type=positive, default=256, help="at most (default 256)")
+    gate.add_argument(
+        "--requests",
+        metavar="N",
+        type=positive,
+        default=256,
+        help="twice as many at most, where these leave a doubt (default 256)",
+    )
     gate.add_argument("--max-tokens", metavar="N", type=positive, default=64, help="of a row, at most (default 64)")
     gate.add_argument(
         "--concurrency", metavar="N,N", default="1,4,16", help="requests at once, in turn (default 1,4,16)"
@@ -75,10 +81,10 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run a gate; returns the exit code."""
-    from eqcheck.gate.baseline import compared, earlier
     from eqcheck.gate.prompts import drawn, read
-    from eqcheck.gate.report import built, checks_of, page_of, text_of
+    from eqcheck.gate.report import built, checks_of, earlier, page_of
     from eqcheck.gate.run import Gate, Settings
+    from eqcheck.gate.sentences import compared, text_of
 
     settings = Settings(
         options.requests,
@@ -120,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
         _write(options.out / "gate.json", json.dumps(report, indent=1) + "\n")
         _write(options.out / "gate.html", page_of(report, gaps))
         for violation in report["violations"]:
-            if shown := violation.get("smallest", {}).get("script"):
+            if shown := violation.get("smallest", violation).get("script"):
                 _write(options.out / f"{violation['kind']}.py", shown)
     if options.junit is not None:
         from eqcheck.report.checks import as_xml

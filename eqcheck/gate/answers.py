@@ -17,6 +17,10 @@ class ServerError(UsageError):
     """A server is down, refuses, or answers in a way that cannot be judged; the message says what to switch on."""
 
 
+class Untold(ServerError):
+    """A server tells nothing of a row or of a place, for an unfinished character, say."""
+
+
 _COUNT = re.compile(
     r"^\w+:spec_(?:decode_)?(num_\w+|verify_calls)_total(?:\{(.*)\})? (\d+(?:\.\d+)?(?:e\+?\d+)?)$", re.M
 )
@@ -91,9 +95,7 @@ def place_of(token: int, score: float | None, likeliest: Mapping[Any, Any], plac
             scores[number] = each
     score = scores.get(token) if score is None else score
     if score is None or not scores:
-        raise ServerError(
-            f"{place}: expected the log-probability of token {token}, got {one_line(str(likeliest), 200)}"
-        )
+        raise Untold(f"{place}: expected the log-probability of token {token}, got {one_line(str(likeliest), 200)}")
     scores.setdefault(token, score)
     return Scored(token, score, max(scores, key=lambda one: (scores[one], one == token)), scores)
 

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from eqcheck.gate.rows import Row
+from eqcheck.gate.rows import Row, Wanted
 from eqcheck.gate.run import Gate
-from eqcheck.gate.servers import Wanted
 
 LOOKED_AT = 24  # wrong tokens, one of a row
 NEAR = 6  # tokens before the wrong one at which a context is edited

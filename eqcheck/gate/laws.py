@@ -30,8 +30,9 @@ from eqcheck.truth.evidence import CROSSES, together
 
 if TYPE_CHECKING:
     from eqcheck.gate.answers import Scored
-    from eqcheck.gate.rows import Row
-    from eqcheck.gate.servers import Completed, Server
+    from eqcheck.gate.rows import Completed, Row
+    from eqcheck.gate.servers import Server
+    from eqcheck.sampling.bets import Bet
 
 LEAST_REST = 1e-9
 BACK, BLOCK = 3, 6  # a stand-in for a draft sees 3 to 8 tokens, and scores 6 tokens in a call
@@ -47,6 +48,7 @@ class SampledRows:
         """What the bets would earn, about, if the temperature were off by `WARMER`, or corrections came from the
         target's law; the latter where the draft is known."""
         self._logs: dict[str, Any] = {}
+        self._factors: list[tuple[Row, Any]] = []
 
     @property
     def log_evidence(self) -> float:
@@ -57,11 +59,17 @@ class SampledRows:
         return together([each.pop(""), together(list(each.values()))])
 
     @property
-    def best(self) -> str:
+    def best(self) -> Bet:
         """The bet that earns most on all rows."""
         from eqcheck.sampling.bets import ALTERNATIVES
 
-        return ALTERNATIVES[int(self._logs[""].argmax())].name if self._logs else ""
+        return ALTERNATIVES[int(self._logs[""].argmax())]
+
+    @property
+    def by_weight(self) -> list[Row]:
+        """The rows, first those on which this bet earns most."""
+        best = int(self._logs[""].argmax())
+        return [row for row, _ in sorted(self._factors, key=lambda pair: -float(pair[1][best]))]
 
     @property
     def lacking(self) -> int:
@@ -95,6 +103,7 @@ class SampledRows:
         worth = np.array([bets(each).sum(0) for each in made])
         factor = math.log(len(made)) + worth[0] - np.logaddexp.reduce(worth)
         self.rows += 1
+        self._factors.append((row, factor))
         for name in ("", str(row.concurrency)):
             self._logs[name] = self._logs[name] + factor
         for name in self.would:
@@ -155,7 +164,7 @@ def law_of(place: Scored, temperature: float, count: int) -> tuple[list[int], li
 
 def evidence_of(row: Row) -> Any:
     """A row as evidence: a cell for each likely token of a place, the likeliest first, and the last for the rest."""
-    from eqcheck.gate.servers import LIKELIEST_SAMPLED
+    from eqcheck.gate.rows import LIKELIEST_SAMPLED
     from eqcheck.sampling.row import SampledRow
 
     size = len(row.places)

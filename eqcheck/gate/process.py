@@ -17,8 +17,8 @@ from eqcheck.contract.decoders import Decoder, Request, RowOptions
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
 from eqcheck.gate.answers import Scored, ServerError, as_ids
-from eqcheck.gate.run import SAMPLE_TEXTS
-from eqcheck.gate.servers import LIKELIEST, Completed, Wanted
+from eqcheck.gate.compatibility import SAMPLE_TEXTS
+from eqcheck.gate.rows import LIKELIEST, Completed, Wanted
 
 A = TypeVar("A")
 PLAIN = "hf:"

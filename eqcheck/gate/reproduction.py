@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from eqcheck.gate.rows import ENDS, Row
+from eqcheck.gate.rows import ENDS, Row, Wanted
 from eqcheck.gate.run import Gate
-from eqcheck.gate.servers import Wanted
 
 TRIES = 3  # a request has to show the wrong row each time
 MOST = 300  # rows that are asked for in a search
+ROWS = 64  # that a script draws on each server
 
 
 class Requests(NamedTuple):
@@ -151,4 +151,42 @@ print("speculative:", len(tokens), "of", row["max_tokens"], "tokens,", reason, t
 print("plain:", *ask(PLAIN, row))
 behind = row | {{"prompt": row["prompt"] + tokens[:AT], "max_tokens": 1}}
 print("token", AT, "is", tokens[AT], "and the plain server's behind the same tokens", ask(PLAIN, behind)[0][0])
+'''
+
+
+def sampled_script(gate: Gate, asked: Wanted) -> str:
+    """A script that draws a request many times on both servers, and has the plain one score the rows, as vLLM does."""
+    if gate.plain.scoring != "prompt_logprobs":
+        return ""
+    servers = tuple((server.url, server.model) for server in (gate.speculative, gate.plain))
+    return _SAMPLED_SCRIPT.format(servers=servers, body=replace(asked, seed=None).body(""), rows=ROWS)
+
+
+_SAMPLED_SCRIPT = '''"""A sampled request, drawn often on two servers; the plain one scores rows. By eqcheck gate."""
+import json, os, urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+SPECULATIVE, PLAIN = {servers}
+REQUEST = {body}
+
+
+def ask(server, body):
+    headers = {{"Content-Type": "application/json", "Authorization": "Bearer " + os.environ.get("EQCHECK_API_KEY", "")}}
+    data = json.dumps(body | {{"model": server[1]}}).encode()
+    answer = urllib.request.urlopen(urllib.request.Request(server[0] + "/completions", data, headers))
+    return json.load(answer)["choices"][0]
+
+
+def scores(server, seed):
+    tokens = ask(server, REQUEST | {{"seed": seed}})["token_ids"]
+    row = {{"prompt": REQUEST["prompt"] + tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}}
+    told = ask(PLAIN, row)["prompt_logprobs"][len(REQUEST["prompt"]):]
+    return [at[str(token)]["logprob"] for at, token in zip(told, tokens)]
+
+
+for name, server in (("speculative", SPECULATIVE), ("plain", PLAIN)):
+    with ThreadPoolExecutor(8) as pool:
+        rows = list(pool.map(lambda seed: scores(server, seed), range({rows})))
+    means = [sum(each) / len(each) for each in ([row[at] for row in rows if len(row) > at] for at in range(64)) if each]
+    print(f"{{name:12}} mean log-probability by place:", *(f"{{mean:.2f}}" for mean in means))
 '''

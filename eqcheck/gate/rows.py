@@ -1,16 +1,62 @@
-"""A row of a server as the referee sees it."""
+"""A row of a server: as it is asked for, as it is answered, and as the referee sees it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from eqcheck.gate.answers import Scored
-from eqcheck.gate.servers import Completed, Wanted
 
+LIKELIEST, LIKELIEST_SAMPLED = 5, 20  # tokens whose scores a referee tells beside the row's own
+WITHOUT_CUTS = {"top_k": -1, "top_p": 1.0, "min_p": 0.0}
 ENDS = ("over-length", "past-eos", "premature-stop")
 """The kinds of ends that no right server gives."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A row: its prompt, and what it asks for. ``stops`` are ids behind which it has to end."""
+
+    prompt: tuple[int, ...] | str
+    max_tokens: int
+    temperature: float = 0.0
+    seed: int | None = None
+    stops: tuple[int, ...] = ()
+
+    def body(self, model: str) -> dict[str, Any]:
+        """The request as OpenAI's completions have it, with the options of vLLM that return ids."""
+        prompt = self.prompt if isinstance(self.prompt, str) else list(self.prompt)
+        body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": self.max_tokens}
+        body |= {"temperature": self.temperature, "logprobs": LIKELIEST, "return_token_ids": True}
+        body |= {"return_tokens_as_token_ids": True}
+        if self.temperature:  # the law that is told has no cuts, and llama.cpp's default has three
+            body |= WITHOUT_CUTS
+        body |= {"seed": self.seed} if self.seed is not None else {}
+        return body | ({"stop_token_ids": list(self.stops)} if self.stops else {})
+
+    def native(self) -> dict[str, Any]:
+        """The request as SGLang's own ``/generate`` has it; its prompt is ids."""
+        options: dict[str, Any] = {"max_new_tokens": self.max_tokens, "temperature": self.temperature}
+        options |= WITHOUT_CUTS if self.temperature else {}
+        options |= {"sampling_seed": self.seed} if self.seed is not None else {}
+        options |= {"stop_token_ids": list(self.stops)} if self.stops else {}
+        body = {"input_ids": list(self.prompt), "sampling_params": options}
+        return body | {"return_logprob": True, "top_logprobs_num": LIKELIEST}
+
+
+@dataclass(frozen=True)
+class Completed:
+    """The new tokens of a row, why they end, and the prompt's ids. ``scores``: log-probabilities, if they are told.
+
+    ``untold``: the server gave a text without ids, and no tokens are here.
+    """
+
+    tokens: tuple[int, ...]
+    finish_reason: str | None
+    prompt: tuple[int, ...]
+    scores: tuple[float, ...] | None = None
+    untold: bool = False
 
 
 @dataclass(frozen=True)
@@ -33,6 +79,17 @@ class Row:
     def gap(self) -> float:
         """The greatest gap of its tokens."""
         return max((place.gap for place in self.places), default=0.0)
+
+    @property
+    def told(self) -> bool:
+        """Whether the servers told its tokens, and how they are seen."""
+        seen = len(self.answer.tokens), len(self.places), len(self.by_draft)
+        return not self.answer.untold and len({*seen[: 3 if self.asked.temperature else 2]}) == 1
+
+    @property
+    def furthest(self) -> int:
+        """The token with the greatest gap."""
+        return max(range(len(self.places)), key=lambda at: self.places[at].gap, default=0)
 
     def beyond(self, threshold: float) -> int | None:
         """The first token whose gap exceeds."""

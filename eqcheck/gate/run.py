@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from eqcheck.contract.errors import UsageError
-from eqcheck.gate.answers import Scored, ServerError
+from eqcheck.gate.answers import Scored, ServerError, Untold
+from eqcheck.gate.compatibility import DRAFTS, check_models, check_plain, fitted
 from eqcheck.gate.laws import SampledRows, weaker
 from eqcheck.gate.prompts import Prompt
-from eqcheck.gate.rows import Row, Speed
-from eqcheck.gate.servers import LIKELIEST_SAMPLED, Completed, Server, Wanted
+from eqcheck.gate.rows import LIKELIEST_SAMPLED, Completed, Row, Speed, Wanted
+from eqcheck.gate.servers import Server
 from eqcheck.truth.evidence import CROSSES, Exceedances, needed, step, together
 
-SAMPLE_TEXTS = ("The quick brown fox, 12345.", "def main():\n    return 0")  # tokenizers are compared on these
-SAME_MODEL = 8  # prompts whose first token shows whether both serve one model
-FOREIGN = 1.0  # nats: so far from the referee no first token of its own model is
 STOPPED_IN = 4  # every so many requests has a stop
 RARE = 1 / 40  # a lasting fault changes one token in so many, or more
 SAMPLED_OF = 4  # requests one is greedy, if rows are sampled
 DOUBTS = 100.0  # so much evidence is no equivalence
-DRAFTS = ("num_draft_tokens", "verify_calls")
 LEAST_VISIBLE = 0.25  # of places: else the noise hides too much
 
 
@@ -62,10 +59,12 @@ class Gate:
     floor: float = 0.0  # the step in which the plain server rounds scores
     stops_heeded: bool | None = None
     interrupted: bool = False
+    out_of_time: bool = False
     sampled: SampledRows = field(default_factory=SampledRows)
     drafted: Counter[str] = field(default_factory=Counter)
     speculates: bool | None = None  # as far as its own counts tell
     too_long: int = 0  # prompts that the context cannot hold
+    untold: int = 0  # requests of which a server tells no ids or no scores
     prompt_kinds: list[str] = field(default_factory=list)  # of the prompts that it can hold
 
     def run(self) -> None:
@@ -75,8 +74,12 @@ class Gate:
         if self.settings.temperature:
             for server in filter(None, (self.plain, self.draft)):
                 server.likeliest = LIKELIEST_SAMPLED
-        self._fit()
-        self._same_model()
+        others = [self.speculative, *([self.draft] if self.draft is not None else [])]
+        limits = self.settings.max_tokens, max(self.settings.concurrency)
+        fits, self.prompt_kinds = fitted(self.prompts, (self.plain, *others), *limits)
+        self.too_long, self.prompts = len(self.prompts) - len(fits), fits
+        answer = check_models(fits, self.plain, others, self.seen)
+        self.by_draft((answer, self.draft is not None))  # a draft that cannot score is told at once
         bets = ("all", *(f"{number} at once" for number in self.settings.concurrency))
         self.bets = {name: Exceedances() for name in bets}  # all from the start: their weights may not depend on rows
         self.sampled.begin(self.settings.concurrency, self.draft is not None)
@@ -88,9 +91,10 @@ class Gate:
                 size = min(max(8, 2 * at_once), self.most - asked)
                 self._chunk(range(asked, asked + size), at_once)
                 if not chunk:
-                    self._speculates_not()
+                    check_plain(self.plain)
                 chunk, asked = chunk + 1, asked + size
                 self.tell(self.progress)
+            self.out_of_time = asked < self.most and not self.crossed
         except KeyboardInterrupt:
             self.interrupted = True
         after = self.speculative.metrics()
@@ -108,6 +112,11 @@ class Gate:
     def most(self) -> int:
         """The requests that it makes at most: twice as many where these leave a doubt."""
         return self.settings.requests * (1 + self.doubtful)
+
+    @property
+    def greedy(self) -> list[Row]:
+        """The greedy rows of the speculative server."""
+        return [row for row in self.rows if not row.asked.temperature]
 
     @property
     def progress(self) -> str:
@@ -174,7 +183,7 @@ class Gate:
         """How many more requests a fault of one token in 40, or the doubt that is there, would need; 0 for enough."""
         if self.doubtful and not self.crossed:
             return math.ceil(len(self.rows) * (math.log(CROSSES) / self.log_evidence - 1))
-        greedy = [row for row in self.rows if not row.asked.temperature]
+        greedy = self.greedy
         tokens = sum(len(row.answer.tokens) for row in greedy) / max(1, len(greedy))
         share = 1 - (1 - RARE * max(self.visible, 0.05)) ** max(1.0, tokens)
         controls = len(self.control) / max(1, len(greedy))
@@ -192,56 +201,6 @@ class Gate:
         untold = self.doubtful or self.speculates is False
         return "inconclusive" if few or untold or self.interrupted else "equivalent"
 
-    def _fit(self) -> None:
-        """Turn texts into ids, where the plain server does that, and leave out prompts that the context cannot hold."""
-        prompts = self.plain.each(self._ids, self.prompts, max(self.settings.concurrency))
-        room = (one.longest for one in (self.plain, self.speculative, self.draft) if one and one.longest is not None)
-        most = min(room, default=None)
-        limit = self.settings.max_tokens + 1  # the referee asks for a token more
-        fits = [most is None or isinstance(prompt, str) or len(prompt) + limit <= most for prompt in prompts]
-        kept = list(itertools.compress(prompts, fits))
-        self.prompt_kinds = [getattr(prompt, "kind", "") for prompt in itertools.compress(self.prompts, fits)]
-        self.too_long = len(prompts) - len(kept)
-        if not kept:
-            raise UsageError(
-                f"prompts: none of {len(prompts)} fits into the context of {most} with {limit} tokens behind it; lower "
-                "--max-tokens"
-            )
-        self.prompts = kept
-
-    def _ids(self, prompt: Prompt) -> Prompt:
-        return self.plain.tokenized(prompt) or prompt if isinstance(prompt, str) else prompt
-
-    def _same_model(self) -> None:
-        """Raise where the plain server speculates, or where first tokens show that the models differ."""
-        self._speculates_not()
-        prompts = self.prompts[:SAME_MODEL]
-        for text, other in itertools.product(SAMPLE_TEXTS, filter(None, (self.speculative, self.draft))):
-            ids = other.tokenized(text), self.plain.tokenized(text)
-            if None not in ids and ids[0] != ids[1]:
-                each = f"{text[:40]!r} is {ids[0]} and {ids[1]}"
-                raise ServerError(f"{other.url} and {self.plain.url} have different tokenizers: {each}")
-        rows = [self._scored(0, Wanted(prompt, 1), self.speculative, 1, 0) for prompt in prompts]
-        self._by_draft((rows[0].answer, self.draft is not None))
-        foreign = sum(row.gap > FOREIGN for row in rows)
-        if 2 * foreign > len(rows):
-            raise ServerError(
-                f"the servers serve different models: of {len(rows)} first tokens of {self.speculative.url} "
-                f"({self.speculative.model}) {foreign} are far from those of {self.plain.url} ({self.plain.model})"
-            )
-
-    def _speculates_not(self) -> None:
-        """Raise where the plain server counts drafts."""
-        counts = self.plain.metrics()
-        for name in DRAFTS:
-            if counts[name]:
-                told = f"{counts[name]} {name.removeprefix('num_').replace('_', ' ')}"
-                raise ServerError(f"--plain {self.plain.url}: it speculates ({told}); start it without a draft")
-
-    def _scored(self, number: int, asked: Wanted, server: Server, at_once: int, place: int) -> Row:
-        answer = server.complete(asked)
-        return Row(number, asked, answer, self._seen(answer), at_once, place)
-
     def _chunk(self, numbers: Sequence[int], at_once: int) -> None:
         """A chunk: the control twice, the second time in the other order, then the speculative server."""
         asked = [self._asked(number) for number in numbers]
@@ -250,24 +209,26 @@ class Gate:
         second = self._decoded("plain", self.plain, numbers[::-1], self._seeded(asked, "second")[::-1], at_once)
         self._heeded(second)
         rows = self._decoded("speculative", self.speculative, numbers, self._seeded(asked, "speculative"), at_once)
-        control = [row for row in (*first, *second) if not row.asked.temperature]
+        told = [three for three in zip(rows, first, second[::-1], strict=True) if all(row.told for row in three)]
+        self.untold += len(rows) - len(told)
+        if 2 * len(told) < len(rows):
+            raise ServerError(
+                f"{self.plain.url}: expected ids and scores of rows, got none of most; give other --prompts"
+            )
+        control = [row for _, *controls in told for row in controls if not row.asked.temperature]
         self.control += control
         self._measure(control)
-        requests = [
-            (row.gap, [its.gap for its in controls])
-            for row, *controls in zip(rows, first, second[::-1], strict=True)
-            if not row.asked.temperature
-        ]
+        requests = [(row.gap, [its.gap for its in controls]) for row, *controls in told if not row.asked.temperature]
         for name in ("all", f"{at_once} at once"):
             bet = self.bets[name]
             bet.add_requests(requests)  # before this chunk's control is counted
             bet.floor = max(self.floor, self.noise)
             bet.compare_with(row.gap for row in control)
-            bet.add(row.gap for row in rows if not row.asked.temperature)
-        for row, *drawn in zip(rows, first, second[::-1], strict=True):
+            bet.add(gap for gap, _ in requests)
+        for row, *drawn in told:
             if row.asked.temperature:
                 self.sampled.add(row, drawn)
-        self.rows += rows
+        self.rows += [row for row, *_ in told]
 
     def _seeded(self, asked: Sequence[Wanted], name: str) -> list[Wanted]:
         """The same requests, the sampled ones with seeds that no other rows have."""
@@ -281,10 +242,10 @@ class Gate:
         began, calls = time.monotonic(), server.calls
         answers = server.each(server.complete, asked, at_once)
         seconds, stored = time.monotonic() - began, server.calls == calls
-        seen = self.plain.each(self._seen, answers, max(4, at_once))
+        seen = self.plain.each(self.seen, answers, max(4, at_once))
         judged = self.draft is not None and server is self.speculative  # the stand-in sees sampled rows alone
         pairs = [(answer, judged or wanted.temperature > 0) for wanted, answer in zip(asked, answers, strict=True)]
-        by_draft = self.plain.each(self._by_draft, pairs, max(4, at_once))
+        by_draft = self.plain.each(self.by_draft, pairs, max(4, at_once))
         mixed = any(one.temperature for one in asked)
         rows = [
             Row(number, one, answer, places, at_once, place, mixed, its)
@@ -296,16 +257,24 @@ class Gate:
             self.speeds[name] = self.speeds.get(name, Speed()).plus(rows, seconds)
         return rows
 
-    def _seen(self, answer: Completed) -> tuple[Scored, ...]:
-        return tuple(self.plain.scored(answer.prompt, answer.tokens))
+    def seen(self, answer: Completed) -> tuple[Scored, ...]:
+        """How the referee sees the tokens of an answer; empty where it does not tell."""
+        with suppress(Untold):
+            return tuple(self.plain.scored(answer.prompt, answer.tokens))
+        return ()
 
-    def _by_draft(self, pair: tuple[Completed, bool]) -> tuple[Scored, ...]:
+    def by_draft(self, pair: tuple[Completed, bool]) -> tuple[Scored, ...]:
+        """How the draft, or its stand-in, sees them, if it is asked."""
         answer, asked = pair
-        if self.draft is None or not asked:
-            return weaker(self.plain, answer) if asked else ()
         try:
+            if self.draft is None or not asked:
+                return weaker(self.plain, answer) if asked else ()
             return tuple(self.draft.scored(answer.prompt, answer.tokens))
+        except Untold:
+            return ()
         except ServerError as error:
+            if self.draft is None:
+                raise
             raise ServerError(f"--draft: {error}") from None
 
     def _asked(self, number: int) -> Wanted:

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eqcheck.contract.errors import UsageError
@@ -23,6 +22,7 @@ from eqcheck.contract.extras import missing
 from eqcheck.gate.answers import (
     Scored,
     ServerError,
+    Untold,
     as_ids,
     as_list,
     as_number,
@@ -34,6 +34,7 @@ from eqcheck.gate.answers import (
     place_of,
     tokens_of,
 )
+from eqcheck.gate.rows import LIKELIEST, Completed, Wanted
 
 if TYPE_CHECKING:
     import httpx
@@ -44,53 +45,10 @@ KEY = "EQCHECK_API_KEY"
 TIMEOUT_S = 300.0
 TRIES = 7  # of a call that is answered by 429 or 5xx, or not at all; the waits double from FIRST_WAIT_S
 FIRST_WAIT_S = 0.25
-LIKELIEST, LIKELIEST_SAMPLED = 5, 20  # tokens whose scores a referee tells beside the row's own
 LARGEST = 64 * 2**20  # bytes of an answer
-WITHOUT_CUTS = {"top_k": -1, "top_p": 1.0, "min_p": 0.0}
 RETRIED = (408, 429, 500, 502, 503, 504)
 A = TypeVar("A")
 B = TypeVar("B")
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """A row: its prompt, and what it asks for. ``stops`` are ids behind which it has to end."""
-
-    prompt: tuple[int, ...] | str
-    max_tokens: int
-    temperature: float = 0.0
-    seed: int | None = None
-    stops: tuple[int, ...] = ()
-
-    def body(self, model: str) -> dict[str, Any]:
-        """The request as OpenAI's completions have it, with the options of vLLM that return ids."""
-        prompt = self.prompt if isinstance(self.prompt, str) else list(self.prompt)
-        body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": self.max_tokens}
-        body |= {"temperature": self.temperature, "logprobs": LIKELIEST, "return_token_ids": True}
-        body |= {"return_tokens_as_token_ids": True}
-        if self.temperature:  # the law that is told has no cuts, and llama.cpp's default has three
-            body |= WITHOUT_CUTS
-        body |= {"seed": self.seed} if self.seed is not None else {}
-        return body | ({"stop_token_ids": list(self.stops)} if self.stops else {})
-
-    def native(self) -> dict[str, Any]:
-        """The request as SGLang's own ``/generate`` has it; its prompt is ids."""
-        options: dict[str, Any] = {"max_new_tokens": self.max_tokens, "temperature": self.temperature}
-        options |= WITHOUT_CUTS if self.temperature else {}
-        options |= {"sampling_seed": self.seed} if self.seed is not None else {}
-        options |= {"stop_token_ids": list(self.stops)} if self.stops else {}
-        body = {"input_ids": list(self.prompt), "sampling_params": options}
-        return body | {"return_logprob": True, "top_logprobs_num": LIKELIEST}
-
-
-@dataclass(frozen=True)
-class Completed:
-    """The new tokens of a row, why they end, and the prompt's ids. ``scores``: log-probabilities, if they are told."""
-
-    tokens: tuple[int, ...]
-    finish_reason: str | None
-    prompt: tuple[int, ...]
-    scores: tuple[float, ...] | None = None
 
 
 class Server:
@@ -129,7 +87,7 @@ class Server:
         longest = served[0].get("max_model_len")
         self.longest = longest if isinstance(longest, int) and longest > 0 else None
         self.likeliest = LIKELIEST
-        self._scoring, self.native = "", False
+        self._scoring, self.native, self._tells = "", False, False
         self.stored: StoredAnswers | None = None
 
     def each(self, function: Callable[[A], B], items: Sequence[A], at_once: int) -> list[B]:
@@ -147,12 +105,15 @@ class Server:
         prompt = asked.prompt if not isinstance(asked.prompt, str) else as_ids(choice.get("prompt_token_ids"))
         if prompt is None or tokens is None:
             missing = "the prompt's" if tokens is not None else "token"
-            raise ServerError(
+            if self._tells and prompt is not None:
+                return Completed((), None, prompt, untold=True)
+            raise Untold(
                 f"{self.url}/completions: expected {missing} ids, got text alone; vLLM returns ids (return_token_ids) "
-                "from 0.10 on"
+                "from 0.10.2 on, llama.cpp (logprobs) unless a row ends within a character"
             )
         with self._lock:
             self.told += counts_beside(choice)
+            self._tells = True
         reason = choice.get("finish_reason")
         return Completed(tokens, reason if isinstance(reason, str) else None, prompt, scores)
 
