@@ -64,7 +64,7 @@ class Gate:
     drafted: Counter[str] = field(default_factory=Counter)
     speculates: bool | None = None  # as far as its own counts tell
     too_long: int = 0  # prompts that the context cannot hold
-    untold: int = 0  # requests of which a server tells no ids or no scores
+    untold: int = 0  # requests whose ids or scores a server does not tell
     prompt_kinds: list[str] = field(default_factory=list)  # of the prompts that it can hold
 
     def run(self) -> None:
