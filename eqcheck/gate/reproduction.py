@@ -169,20 +169,17 @@ from concurrent.futures import ThreadPoolExecutor
 SPECULATIVE, PLAIN = {servers}
 REQUEST = {body}
 
-
 def ask(server, body):
     headers = {{"Content-Type": "application/json", "Authorization": "Bearer " + os.environ.get("EQCHECK_API_KEY", "")}}
     data = json.dumps(body | {{"model": server[1]}}).encode()
     answer = urllib.request.urlopen(urllib.request.Request(server[0] + "/completions", data, headers))
     return json.load(answer)["choices"][0]
 
-
 def scores(server, seed):
     tokens = ask(server, REQUEST | {{"seed": seed}})["token_ids"]
     row = {{"prompt": REQUEST["prompt"] + tokens, "max_tokens": 1, "temperature": 0.0, "prompt_logprobs": 0}}
     told = ask(PLAIN, row)["prompt_logprobs"][len(REQUEST["prompt"]):]
     return [at[str(token)]["logprob"] for at, token in zip(told, tokens)]
-
 
 for name, server in (("speculative", SPECULATIVE), ("plain", PLAIN)):
     with ThreadPoolExecutor(8) as pool:

@@ -213,7 +213,8 @@ class Gate:
         self.untold += len(rows) - len(told)
         if 2 * len(told) < len(rows):
             raise ServerError(
-                f"{self.plain.url}: expected ids and scores of rows, got none of most; give other --prompts"
+                f"{self.plain.url}: expected ids and scores of rows, got none of most; llama.cpp tells none within a "
+                "character; give other --prompts"
             )
         control = [row for _, *controls in told for row in controls if not row.asked.temperature]
         self.control += control

@@ -165,7 +165,7 @@ def text_of(report: Mapping[str, Any]) -> str:
         lines += [
             "",
             f"{violation['fingerprint']}: {violation['count']} rows",
-            f"  {KINDS[violation['kind']].meaning}" if violation["kind"] in KINDS.keys() - {"stray-law"} else "",
+            f"  {KINDS[violation['kind']].meaning if violation['kind'] in KINDS.keys() - {'stray-law'} else ''}",
             f"  {violation['explanation']}",
         ]
         for name, counts in violation["conditions"].items():
@@ -180,7 +180,9 @@ def text_of(report: Mapping[str, Any]) -> str:
             )
         lines += [f"  {role}: {command}" for role, command in violation.get("curl", {}).items()]
     width = columns()
-    wrapped = (line if "curl" in line else fill(line, width, subsequent_indent="    ") for line in lines)
+    wrapped = (
+        line if "curl" in line else fill(line, width, subsequent_indent="    ") for line in lines if line != "  "
+    )
     return "\n".join(wrapped)
 
 
