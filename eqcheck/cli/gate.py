@@ -60,7 +60,7 @@ def add(commands: Commands) -> None:
         "--concurrency", metavar="N,N", default="1,4,16", help="requests at once, in turn (default 1,4,16)"
     )
     gate.add_argument(
-        "--temperature", metavar="T", type=float, default=0.0, help="of four rows in five, at most 2 (default 0)"
+        "--temperature", metavar="T", type=float, default=0.0, help="of three rows in four, at most 2 (default 0)"
     )
     gate.add_argument("--seed", metavar="N", type=int, default=0, help="of drawn prompts and limits")
     gate.add_argument(

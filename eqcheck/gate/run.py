@@ -21,7 +21,7 @@ from eqcheck.truth.evidence import CROSSES, Exceedances, needed, step, together
 
 STOPPED_IN = 4  # every so many requests has a stop
 RARE = 1 / 40  # a lasting fault changes one token in so many, or more
-SAMPLED_OF = 5  # requests one is greedy, if rows are sampled
+SAMPLED_OF = 4  # requests one is greedy, if rows are sampled
 DOUBTS = 100.0  # so much evidence is no equivalence
 LEAST_VISIBLE = 0.25  # of places: else the noise hides too much
 
@@ -279,16 +279,16 @@ class Gate:
             raise ServerError(f"--draft: {error}") from None
 
     def _asked(self, number: int) -> Wanted:
-        """A request: a prompt in turn, a ragged limit; of five one is greedy if rows are to be sampled.
+        """A request: a prompt in turn, a ragged limit; of four one is greedy if rows are to be sampled.
 
-        Sampled rows are half as long: the evidence of a row is bounded, so short ones tell more of a token.
+        Rows are half as long then: the evidence of a row is bounded, so short ones tell more of a token.
         """
         rng = random.Random(f"eqcheck gate {self.settings.seed} request {number}")
         limit = rng.randint(max(1, self.settings.max_tokens // 2), self.settings.max_tokens)
         prompt = self.prompts[number % len(self.prompts)]
-        if self.settings.temperature and number % SAMPLED_OF:
-            return Wanted(prompt, max(1, limit // 2), self.settings.temperature)
-        return Wanted(prompt, limit)
+        if not self.settings.temperature:
+            return Wanted(prompt, limit)
+        return Wanted(prompt, max(1, limit // 2), self.settings.temperature if number % SAMPLED_OF else 0.0)
 
     def _with_stop(self, number: int, asked: Wanted, plain: Row) -> Wanted:
         """With a stop that the plain server emits, in every few requests, as far as it heeds stops."""
