@@ -42,8 +42,7 @@ def explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> str:
         said.append(
             "Sampled rows do not follow the law of those that the plain server samples for the same requests: the "
             f"evidence is 1e{gate.sampled.log_evidence / math.log(10):.1f}. Most of it comes from tokens "
-            f"{gate.sampled.best.expects}{_stand_in(gate)}. {_greedy_beside(gate)}A single row shows little: the "
-            "commands below ask for the row that adds most, and a script, if there is one, draws many."
+            f"{gate.sampled.best.expects}. {_stand_in(gate)}{_greedy_beside(gate)}".rstrip()
         )
     elif at is not None:
         place = first.places[at]
@@ -93,7 +92,7 @@ _END = {
 
 
 def _stand_in(gate: Gate) -> str:
-    return "" if gate.draft is not None else ", where the plain server stands in for the draft"
+    return "" if gate.draft is not None else "The draft's law is not known: the plain server stands in for it. "
 
 
 def _greedy_beside(gate: Gate) -> str:
@@ -178,6 +177,9 @@ def text_of(report: Mapping[str, Any]) -> str:
                 f"  smallest: {smallest['at_once']} at once, a prompt of {smallest['prompt_tokens']} tokens and a "
                 f"limit of {smallest['max_tokens']}, wrong in {smallest['tries']} of {smallest['tries']} tries"
             )
+        if violation["kind"] == "stray-law" and "curl" in violation:
+            drawn = "; the script in --out draws it often on both servers" if "script" in violation else ""
+            lines.append(f"  a single row shows little: these commands ask for the row that adds most{drawn}")
         lines += [f"  {role}: {command}" for role, command in violation.get("curl", {}).items()]
     width = columns()
     wrapped = (
