@@ -20,6 +20,7 @@ from eqcheck.cli import main
 Body: TypeAlias = "dict[str, Any]"
 VOCABULARY, CONTEXT = 40, 300
 SMALL = ("--requests", "24", "--max-tokens", "12", "--concurrency", "1,4")
+LONGER = ("--requests", "96", "--json")  # behind the former
 
 
 @cache
@@ -265,6 +266,24 @@ def test_a_gate_that_was_broken_off_goes_on(tmp_path: Path, capsys: pytest.Captu
         assert main(words) == 2
     assert json.loads((tmp_path / "gate.json").read_text())["requests"] == 24
     assert toy.calls <= whole.calls + 2  # texts are turned into ids twice
+
+
+def test_a_gate_with_more_requests_goes_on_from_one_with_too_few(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, toy = Toy(), Toy()
+    assert gate(whole, Toy(), *LONGER) == 0
+    evidence = json.loads(capsys.readouterr().out)["evidence"]
+    with serving(toy) as one, serving(Toy()) as other:
+        words = ["gate", "--speculative", one, "--plain", other, *SMALL, "--out", str(tmp_path)]
+        assert main(words) == 2
+        assert f"goes on from {tmp_path}/answers.ndjson" in capsys.readouterr().err
+        asked = toy.calls
+        assert main([*words, *LONGER]) == 0
+        out, said = capsys.readouterr()
+    assert "answers of an earlier gate" in said
+    assert json.loads(out)["evidence"] == evidence
+    assert asked + 20 < toy.calls <= whole.calls + 4  # texts are turned into ids anew
     assert not (tmp_path / "answers.ndjson").exists()
 
 

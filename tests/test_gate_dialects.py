@@ -12,7 +12,8 @@ import pytest
 from test_gate_bad_servers import SMALL, VOCABULARY, Body, Toy, best, gate, serving, wrong
 
 from eqcheck.cli import main
-from eqcheck.gate.rows import Wanted
+from eqcheck.gate.rows import PIECE, Wanted
+from eqcheck.gate.sentences import text_of
 from eqcheck.gate.servers import Server
 
 LARGE = ("--requests", "96", "--max-tokens", "32", "--json")
@@ -91,6 +92,39 @@ def test_sglang_is_judged_by_its_own_calls(old: bool, capsys: pytest.CaptureFixt
     (violation,) = json.loads(capsys.readouterr().out)["violations"]
     assert violation["first"]["gap"] > 0
     assert ("/generate" in violation["curl"]["speculative"]) == old
+
+
+def test_rows_are_scored_some_tokens_at_a_time_where_that_can_be_asked() -> None:
+    tokens = tuple(range(1, 13))
+    with serving(SGLang()) as native, serving(Toy()) as other:
+        server, whole = Server(native, "plain"), Server(other, "plain")
+        places = server.scored((1, 2, 3), tokens)
+        assert server.in_pieces((1, 2, 3), tokens) == places
+        assert whole.scored((1, 2, 3), tokens)
+        assert whole.in_pieces((1, 2, 3), tokens) == []
+
+
+@pytest.mark.parametrize(("off", "counted"), [(0.0, True), (0.05, True), (3.0, False)])
+def test_a_cache_that_rounds_is_noise_and_a_broken_one_is_none(
+    off: float, counted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Calls of `PIECE` tokens or fewer behind a row's begin lower the likeliest score, as if the cache was wrong."""
+
+    class Shifted(SGLang):
+        def scores(self, side: str, ids: list[int], tokens: list[int], places: range) -> Body:
+            made = super().scores(side, ids, tokens, places)
+            if side == "input" and 1 < len(places) <= PIECE + 1:
+                for each in made["input_top_logprobs"]:
+                    each[0][0] -= off
+            return made
+
+    gate(SGLang(), Shifted(), *LARGE)
+    report = json.loads(capsys.readouterr().out)
+    assert report["noise"]["greatest_change_in_pieces"] == pytest.approx(off, abs=1e-3)
+    assert report["noise"]["cache_broken"] == (not counted)
+    assert report["noise"]["greatest_change_of_a_score"] == pytest.approx(off if counted else 0.0, abs=1e-3)
+    assert ("its cache may be wrong" in text_of(report)) != counted
+    assert gate(SGLang(twist=wrong), Shifted(), *LARGE) == 1
 
 
 def test_a_row_is_asked_of_sglang_without_cuts() -> None:

@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from eqcheck.cli import main
 from eqcheck.contract.decoders import Request, decoder
-from eqcheck.gate.process import sides
+from eqcheck.gate.process import Plain, sides
 from eqcheck.gate.rows import Wanted
 
 MINE = '''
@@ -78,6 +78,19 @@ def test_a_decoder_is_held_to_a_model_in_bfloat16(
         ["2", "2", "0"] if fault else ["1", "0", "1"]
     )
     assert [each["kind"] for each in report["violations"]] == ["over-length"] * fault
+
+
+def test_a_row_is_scored_in_pieces_with_a_cache(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    plain = Plain(tmp_path, "plain")
+    whole, parts = (way((5, 6, 7), (1, 2, 3, 4, 5, 6, 7)) for way in (plain.scored, plain.in_pieces))
+    assert [place.token for place in parts] == [1, 2, 3, 4, 5, 6, 7]
+    assert [place.score for place in parts] == pytest.approx([place.score for place in whole], abs=1e-5)
+    plain.target = lambda input_ids: None  # takes no cache
+    assert plain.in_pieces((5, 6, 7), (1, 2, 3)) == []
 
 
 def test_prompts_need_a_tokenizer_or_ids(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

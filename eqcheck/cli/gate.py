@@ -70,7 +70,8 @@ def add(commands: Commands) -> None:
         "--out",
         metavar="DIR",
         type=Path,
-        help="write gate.json, gate.html and a script that shows a wrong row there; a gate that was broken off goes on",
+        help="write gate.json, gate.html and a script that shows a wrong row there; a gate that was broken off, "
+        "or asked too few requests, goes on",
     )
     gate.add_argument("--baseline", metavar="FILE", type=Path, help="a gate.json of an earlier gate to compare with")
     gate.add_argument("--redact", action="store_true", help="leave prompts out of the report")
@@ -111,8 +112,8 @@ def run(options: argparse.Namespace) -> int:
     try:
         gate.run()
         report = built(gate, options.redact)
-        if stored is not None and not gate.interrupted:
-            stored.finish()
+        if stored is not None:
+            _keep(stored, more=gate.interrupted or (report["lacking"] and gate.speculates is not False))
     finally:
         for each in filter(None, (*servers, stored)):
             each.close()
@@ -157,15 +158,26 @@ def _sides(options: argparse.Namespace) -> list[Any]:
 
 
 def _stored(options: argparse.Namespace, servers: list[Any]) -> StoredAnswers | None:
-    """The answers of a gate that was broken off. They hold prompts, so there are none with --redact."""
+    """The answers of a gate that is to go on. They hold prompts, so there are none with --redact."""
     if options.out is None or options.redact or options.plain.startswith("hf:"):
         return None
     from eqcheck.gate.stored import StoredAnswers
 
     stored = StoredAnswers(options.out)
+    if stored.count:
+        known = f"{stored.count} answers of an earlier gate in {printable(str(stored.path))}"
+        print(f"gate: goes on from {known}; remove the file if a server was changed", file=sys.stderr)
     for server in filter(None, servers):
         server.stored = stored
     return stored
+
+
+def _keep(stored: StoredAnswers, *, more: bool) -> None:
+    """Keep the answers if a gate with more requests may go on from them."""
+    if not more:
+        stored.finish()
+    else:
+        print(f"gate: a gate with more requests goes on from {printable(str(stored.path))}", file=sys.stderr)
 
 
 def _write(path: Path, text: str) -> None:

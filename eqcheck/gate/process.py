@@ -18,7 +18,8 @@ from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
 from eqcheck.gate.answers import Scored, ServerError, as_ids
 from eqcheck.gate.compatibility import SAMPLE_TEXTS
-from eqcheck.gate.rows import LIKELIEST, Completed, Wanted
+from eqcheck.gate.rows import LIKELIEST, PIECE, Completed, Wanted
+from eqcheck.truth.rounded import in_pieces
 
 A = TypeVar("A")
 PLAIN = "hf:"
@@ -88,6 +89,10 @@ class _Local:
         """Nothing is counted."""
         return Counter()
 
+    def in_pieces(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
+        """The same, some tokens at a time; empty where that cannot be asked."""
+        return []
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -117,7 +122,14 @@ class Plain(_Local):
         if (largest := max(*prompt, *tokens)) >= known:
             raise ServerError(f"{self.url}: expected ids below {known}, got {largest}")
         ids = torch.tensor([[*prompt, *tokens]], device=self.target.device)
-        logits = self.target(input_ids=ids).logits[0, len(prompt) - 1 : -1]
+        return self._places(tokens, self.target(input_ids=ids).logits[0, len(prompt) - 1 : -1])
+
+    def in_pieces(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
+        """The same, `PIECE` tokens at a time with a cache; empty where the model takes none."""
+        logits = in_pieces(self.target, prompt, tokens, (PIECE,))
+        return [] if logits is None else self._places(tokens, logits[len(prompt) - 1 : -1])
+
+    def _places(self, tokens: Sequence[int], logits: torch.Tensor) -> list[Scored]:
         laws = logits.float().log_softmax(-1).cpu()
         best = laws.topk(min(self.likeliest, laws.shape[-1])).indices.tolist()
         places = []

@@ -72,6 +72,8 @@ def _noise(gate: Gate) -> dict[str, Any]:
     return {
         "greatest_gap_of_control": max((row.gap for row in gate.control), default=0.0),
         "greatest_change_of_a_score": gate.noise,
+        "greatest_change_in_pieces": gate.in_pieces,
+        "cache_broken": gate.cache_broken,
         "step": gate.floor,
         "visible": round(gate.visible, 3),
         "control_rows": len(gate.control),

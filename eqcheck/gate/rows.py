@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from eqcheck.gate.answers import Scored
 
 LIKELIEST, LIKELIEST_SAMPLED = 5, 20  # tokens whose scores a referee tells beside the row's own
+PIECE = 5  # tokens of a call that verifies four drafts
 WITHOUT_CUTS = {"top_k": -1, "top_p": 1.0, "min_p": 0.0}
 ENDS = ("over-length", "past-eos", "premature-stop")
 """The kinds of ends that no right server gives."""

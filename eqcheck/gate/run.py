@@ -17,9 +17,10 @@ from eqcheck.gate.laws import SampledRows, weaker
 from eqcheck.gate.prompts import Prompt
 from eqcheck.gate.rows import LIKELIEST_SAMPLED, Completed, Row, Speed, Wanted
 from eqcheck.gate.servers import Server
-from eqcheck.truth.evidence import CROSSES, Exceedances, needed, step, together
+from eqcheck.truth.evidence import BROKEN, CROSSES, Exceedances, needed, step, together
 
 STOPPED_IN = 4  # every so many requests has a stop
+PIECES_OF = 4  # greedy rows of the control one is scored in pieces, too
 RARE = 1 / 40  # a lasting fault changes one token in so many, or more
 SAMPLED_OF = 4  # requests one is greedy, if rows are sampled
 DOUBTS = 100.0  # so much evidence is no equivalence
@@ -57,6 +58,7 @@ class Gate:
     speeds: dict[str, Speed] = field(default_factory=dict)
     noise: float = 0.0  # the greatest change of a score from decode to referee, in the control
     floor: float = 0.0  # the step in which the plain server rounds scores
+    in_pieces: float | None = None  # the greatest change of a likely score from one call to calls of some tokens
     stops_heeded: bool | None = None
     interrupted: bool = False
     out_of_time: bool = False
@@ -201,6 +203,11 @@ class Gate:
         untold = self.doubtful or self.speculates is False
         return "inconclusive" if few or untold or self.interrupted else "equivalent"
 
+    @property
+    def cache_broken(self) -> bool:
+        """Whether the plain server's scores change more than rounding can, where it scores some tokens at a time."""
+        return (self.in_pieces or 0.0) > BROKEN
+
     def _chunk(self, numbers: Sequence[int], at_once: int) -> None:
         """A chunk: the control twice, the second time in the other order, then the speculative server."""
         asked = [self._asked(number) for number in numbers]
@@ -308,6 +315,22 @@ class Gate:
             told = row.answer.scores or ()
             changes = [abs(one - place.score) for one, place in zip(told, row.places, strict=False)]
             self.noise = max([self.noise, row.gap, *changes])
+        for row in rows[::PIECES_OF]:
+            self._in_pieces(row)
         if not self.floor:
             highest = (sorted(place.likeliest.values())[-2:] for row in rows for place in row.places)
             self.floor = step(scores[1] - scores[0] for scores in highest if len(scores) > 1)
+
+    def _in_pieces(self, row: Row) -> None:
+        """Count the change of scores where a row is scored some tokens at a time, as one that verifies drafts is.
+
+        A plain server whose cache is broken must not count as noise: it would hide the same fault in the other one.
+        """
+        if self.cache_broken:
+            return
+        for whole, part in zip(row.places, self.plain.in_pieces(row.answer.prompt, row.answer.tokens), strict=False):
+            two = sorted(whole.likeliest, key=lambda token: -whole.likeliest[token])[:2]
+            changes = [abs(whole.likeliest[token] - part.likeliest[token]) for token in two if token in part.likeliest]
+            self.in_pieces = max(self.in_pieces or 0.0, *changes, 0.0)
+        if self.in_pieces is not None and not self.cache_broken:
+            self.noise = max(self.noise, self.in_pieces)

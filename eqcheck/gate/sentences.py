@@ -13,7 +13,7 @@ from eqcheck.explanation.layout import columns
 from eqcheck.explanation.records import many
 from eqcheck.gate.cause import AGAIN, BLOCK, SERVES_DRAFT, TIMES, EditCause
 from eqcheck.gate.conditions import CONCURRENCY, Counts, needed_conditions
-from eqcheck.gate.rows import ENDS, Row
+from eqcheck.gate.rows import ENDS, PIECE, Row
 from eqcheck.gate.run import DOUBTS, Gate
 from eqcheck.truth.evidence import ROOM
 
@@ -146,6 +146,8 @@ def text_of(report: Mapping[str, Any]) -> str:
         each = ", ".join(f"{share:.0%}" for share in report["acceptance_of_positions"])
         accepted += f" (by position {each})" if each else ""
         lines.append(f"  speed: {speed['speculative'] / speed['plain']:.2f} times the plain server's{accepted}")
+    if noise["cache_broken"]:
+        lines.append(f"  {_broken_cache(noise)}")
     retried = {role: calls["retried"] for role, calls in report["calls"].items() if calls["retried"]}
     lines += [f"  {count} calls of the {role} server were made again" for role, count in retried.items()]
     if report["too_long"]:
@@ -160,32 +162,45 @@ def text_of(report: Mapping[str, Any]) -> str:
         lines.append("  stops by ids were not asked: the plain server does not heed stop_token_ids")
     if report["verdict"] == "inconclusive":
         lines.append(_why_not(report))
-    for violation in report["violations"]:
-        lines += [
-            "",
-            f"{violation['fingerprint']}: {violation['count']} rows",
-            f"  {KINDS[violation['kind']].meaning if violation['kind'] in KINDS.keys() - {'stray-law'} else ''}",
-            f"  {violation['explanation']}",
-        ]
-        for name, counts in violation["conditions"].items():
-            if len(counts) > MOST_VALUES:
-                continue  # it is in the report
-            cells = ", ".join(f"{value}: {wrong} of {all_}" for value, (wrong, all_) in counts.items())
-            lines.append(f"  {name}: {cells}")
-        if smallest := violation.get("smallest"):
-            lines.append(
-                f"  smallest: {smallest['at_once']} at once, a prompt of {smallest['prompt_tokens']} tokens and a "
-                f"limit of {smallest['max_tokens']}, wrong in {smallest['tries']} of {smallest['tries']} tries"
-            )
-        if violation["kind"] == "stray-law" and "curl" in violation:
-            drawn = "; the script in --out draws it often on both servers" if "script" in violation else ""
-            lines.append(f"  a single row shows little: these commands ask for the row that adds most{drawn}")
-        lines += [f"  {role}: {command}" for role, command in violation.get("curl", {}).items()]
+    lines += [line for violation in report["violations"] for line in _told(violation)]
     width = columns()
     wrapped = (
         line if "curl" in line else fill(line, width, subsequent_indent="    ") for line in lines if line != "  "
     )
     return "\n".join(wrapped)
+
+
+def _broken_cache(noise: Mapping[str, Any]) -> str:
+    change = f"changes by {noise['greatest_change_in_pieces']:.3g} nats"
+    return (
+        f"{PIECE} tokens at a time a score of the plain server {change}: its cache may be wrong; that is not taken "
+        "for noise"
+    )
+
+
+def _told(violation: Mapping[str, Any]) -> list[str]:
+    """The lines of a violation."""
+    lines = [
+        "",
+        f"{violation['fingerprint']}: {violation['count']} rows",
+        f"  {KINDS[violation['kind']].meaning if violation['kind'] in KINDS.keys() - {'stray-law'} else ''}",
+        f"  {violation['explanation']}",
+    ]
+    for name, counts in violation["conditions"].items():
+        if len(counts) > MOST_VALUES:
+            continue  # it is in the report
+        cells = ", ".join(f"{value}: {wrong} of {all_}" for value, (wrong, all_) in counts.items())
+        lines.append(f"  {name}: {cells}")
+    if smallest := violation.get("smallest"):
+        lines.append(
+            f"  smallest: {smallest['at_once']} at once, a prompt of {smallest['prompt_tokens']} tokens and a "
+            f"limit of {smallest['max_tokens']}, wrong in {smallest['tries']} of {smallest['tries']} tries"
+        )
+    if violation["kind"] == "stray-law" and "curl" in violation:
+        drawn = "; the script in --out draws it often on both servers" if "script" in violation else ""
+        lines.append(f"  a single row shows little: these commands ask for the row that adds most{drawn}")
+    lines += [f"  {role}: {command}" for role, command in violation.get("curl", {}).items()]
+    return lines
 
 
 def _corrections(report: Mapping[str, Any]) -> str:

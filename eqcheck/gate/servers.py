@@ -34,7 +34,7 @@ from eqcheck.gate.answers import (
     place_of,
     tokens_of,
 )
-from eqcheck.gate.rows import LIKELIEST, Completed, Wanted
+from eqcheck.gate.rows import LIKELIEST, PIECE, Completed, Wanted
 
 if TYPE_CHECKING:
     import httpx
@@ -124,6 +124,19 @@ class Server:
         if not self._scoring:
             self._scoring = self._way(prompt, tokens)
         return _WAYS[self._scoring](self, prompt, tokens)
+
+    def in_pieces(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
+        """The same, `PIECE` tokens at a time; empty where that cannot be asked.
+
+        SGLang takes a prefix from its cache as far as no log-probability is asked of it, and computes the rest alone.
+        vLLM computes a whole prompt anew where it scores it, and llama.cpp scores new tokens alone.
+        """
+        if self._scoring != "generate":
+            return []
+        parts = [tokens[at : at + PIECE] for at in range(0, len(tokens), PIECE)]
+        before = [tokens[:at] for at in range(0, len(tokens), PIECE)]
+        pairs = zip(before, parts, strict=True)
+        return [place for its, part in pairs for place in _by_generate(self, (*prompt, *its), part)]
 
     def call(self, asked: Wanted) -> tuple[str, dict[str, Any]]:
         """The address and the body with which a row is asked for."""

@@ -1,4 +1,7 @@
-"""Answers of servers in a file, so that a gate that was broken off goes on: it asks the same again, in order."""
+"""Answers of servers in a file, so that a gate goes on that was broken off, or that asked too few requests.
+
+It asks the same again, in order. The bets may go on after any stop: their bound holds however long they run.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ NAME = "answers.ndjson"
 class StoredAnswers:
     """The answers of a gate that is not at its end. ``finish`` removes them: servers that were mended are asked anew.
 
-    A call that is made several times has its answers in turn. A line that was torn is left out.
+    A call that is made several times has its answers in turn. A line that was torn is left out. ``count`` is how many
+    answers there were at the begin.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -26,6 +30,7 @@ class StoredAnswers:
             with self.path.open(encoding="utf-8", errors="replace") as lines:
                 for line in lines:
                     self._read(line)
+        self.count = sum(map(len, self._known.values()))
         self._file = self.path.open("a", encoding="utf-8")
         self._file.write("\n")  # behind a line that was torn
 

@@ -35,6 +35,8 @@ CROSSES = 1e6
 """Here the servers differ: a right server gets there once in a million gates."""
 ROOM = 2.0
 """A row exceeds if its gap is more than so many times the greatest of the control."""
+BROKEN = 1.0
+"""Nats: no rounding changes a likely score by so much, so a cache that does is no measure of the noise."""
 
 
 class Exceedances:

@@ -21,12 +21,11 @@ import torch
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import state
 from eqcheck.result.verdict import RowVerdict, Verdict
-from eqcheck.truth.evidence import CROSSES, Exceedances, step
+from eqcheck.truth.evidence import BROKEN, CROSSES, Exceedances, step
 
 LIKELY = 20  # tokens of a place whose scores are compared between two ways to compute them
 PIECES = (1, 4)  # tokens of a call with a cache, in turn: a decode, and one that verifies drafts
 BATCH = 8  # rows
-BROKEN = 1.0  # nats: no rounding changes a likely score by so much
 _Ids = Sequence[int]
 
 
@@ -120,23 +119,13 @@ class RowGaps:
             laws += [_from(*its) for its in zip(logits, prompts[part], rows[part], strict=False)]
         return laws
 
-    @torch.no_grad()
     def _in_pieces(self, prompt: _Ids, row: _Ids, exact: torch.Tensor) -> torch.Tensor | None:
         """The laws of a row that is fed some tokens at a time, with a cache; None where there is none that holds."""
-        if not self._caches:
-            return None
-        parts, cache, at, sizes = list[torch.Tensor](), None, 0, cycle(PIECES)
-        whole, size = [*prompt, *row], len(prompt)
-        try:
-            while at < len(whole):
-                ids = torch.tensor([whole[at : at + size]], device=_device(self._target))
-                told = self._target(input_ids=ids, past_key_values=cache, use_cache=True)
-                cache, at, size = told.past_key_values, at + size, next(sizes)
-                parts.append(told.logits[0])
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):  # it takes no cache, or returns none
+        logits = in_pieces(self._target, prompt, row, PIECES) if self._caches else None
+        if logits is None:
             self._caches = False
             return None
-        laws = _from(torch.cat(parts), prompt, row)
+        laws = _from(logits, prompt, row)
         changed = float((exact - laws).gather(1, exact.topk(2).indices).abs().max())
         if changed <= BROKEN:
             return laws
@@ -151,6 +140,24 @@ class RowGaps:
     @torch.no_grad()
     def _call(self, rows: Sequence[_Ids]) -> Any:
         return self._target(input_ids=torch.tensor(rows, device=_device(self._target)), use_cache=False).logits
+
+
+@torch.no_grad()
+def in_pieces(target: Any, prompt: _Ids, row: _Ids, sizes: _Ids) -> torch.Tensor | None:
+    """The logits ``[tokens, vocabulary]`` of a row that is fed so many tokens at a time with a cache, behind its prompt.
+
+    None where the model takes no cache, or returns none.
+    """
+    parts, cache, at, later, whole, size = list[torch.Tensor](), None, 0, cycle(sizes), [*prompt, *row], len(prompt)
+    try:
+        while at < len(whole):
+            ids = torch.tensor([whole[at : at + size]], device=_device(target))
+            told = target(input_ids=ids, past_key_values=cache, use_cache=True)
+            cache, at, size = told.past_key_values, at + size, next(later)
+            parts.append(told.logits[0])
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        return None
+    return torch.cat(parts)
 
 
 def _device(target: Any) -> Any:
