@@ -144,7 +144,7 @@ class RowGaps:
 
 @torch.no_grad()
 def in_pieces(target: Any, prompt: _Ids, row: _Ids, sizes: _Ids) -> torch.Tensor | None:
-    """The logits ``[tokens, vocabulary]`` of a row that is fed so many tokens at a time with a cache, behind its prompt.
+    """The logits ``[tokens, vocabulary]`` of a row that is fed so many tokens at a time with a cache behind its prompt.
 
     None where the model takes no cache, or returns none.
     """
