@@ -90,7 +90,10 @@ class Toy:
             if token in asked.stops and (self.fault != "stop" or at % 2):
                 break
         tokens = tuple(context[len(asked.prompt) :])
-        return Told(tokens, "stop" if tokens[-1] in asked.stops else "length", torch.empty(0), torch.stack(laws))
+        reason = "stop" if tokens[-1] in asked.stops else "length"
+        if self.fault == "lost" or (self.fault == "untold-stops" and reason == "stop"):
+            tokens, laws, reason = tokens[:-1], laws[:-1], "stop"
+        return Told(tokens, reason, torch.empty(0), torch.stack(laws) if laws else torch.empty(0, VOCABULARY))
 
 
 @contextmanager
@@ -172,7 +175,32 @@ def test_a_fault_is_told_and_named(capsys: pytest.CaptureFixture[str], fault: st
     assert violation["conditions"]
 
 
-@pytest.mark.parametrize(("fault", "at_once"), [("hidden", 1), ("beside", 2), ("limit", 1)])
+@pytest.mark.parametrize("temperature", ["0", "0.9"])
+def test_rows_without_their_last_token_are_told_whatever_their_end_is_called(
+    capsys: pytest.CaptureFixture[str], temperature: str
+) -> None:
+    with servers(Toy("lost")) as both:
+        code, report = gated(capsys, *both, *FAST, "--temperature", temperature)
+    assert code == 1
+    (violation,) = report["violations"]
+    assert violation["fingerprint"] == "bookkeeping/premature-stop"
+    assert "ends before the others" in violation["explanation"]
+    assert violation["smallest"]["at_once"] == 1
+    assert violation["first"]["expected"] is None
+
+
+def test_stops_that_are_not_told_are_heeded(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two servers that leave out the stop are right; a server that passes over its stops is not."""
+    with servers(Toy("untold-stops"), Toy("untold-stops")) as both:
+        code, report = gated(capsys, *both, *FAST)
+    assert (code, report["stops_heeded"]) == (0, True)
+    with servers(Toy("stop"), Toy("untold-stops")) as both:
+        code, report = gated(capsys, *both, *FAST)
+    assert code == 1
+    assert [each["kind"] for each in report["violations"]] == ["past-eos"]
+
+
+@pytest.mark.parametrize(("fault", "at_once"), [("hidden", 1), ("beside", 2), ("limit", 1), ("lost", 1)])
 def test_the_smallest_requests_show_a_wrong_row(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, fault: str, at_once: int
 ) -> None:
@@ -190,7 +218,7 @@ def test_the_smallest_requests_show_a_wrong_row(
         said = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True).stdout
     observed = smallest["observed"]
     assert f"{len(observed)} of {smallest['max_tokens']} tokens" in said
-    assert fault == "limit" or f"token {smallest['at']} is {observed[smallest['at']]} and" in said
+    assert fault in ("limit", "lost") or f"token {smallest['at']} is {observed[smallest['at']]} and" in said
 
 
 def test_sampled_rows_are_held_to_the_law(capsys: pytest.CaptureFixture[str]) -> None:

@@ -146,7 +146,7 @@ def test_corrections_from_the_law_of_the_target_show_where_the_draft_is_known(
         code, report = gated(capsys, *all_, *SAMPLED, "--requests", "128")
     assert code == 1
     assert [each["fingerprint"] for each in report["violations"]] == ["sampling/stray-law"]
-    assert "correct from the target's law" in report["violations"][0]["explanation"]
+    assert "Most of it comes from tokens" in report["violations"][0]["explanation"]  # the bet is the luckiest of several
 
 
 @pytest.mark.parametrize("known", [True, False])

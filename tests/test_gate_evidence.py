@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -13,8 +14,9 @@ import torch
 
 from eqcheck.gate.answers import Scored
 from eqcheck.gate.laws import SampledRows
+from eqcheck.gate.lengths import Lengths
 from eqcheck.gate.rows import Completed, Row, Wanted
-from eqcheck.truth.evidence import CROSSES, Exceedances, step, together
+from eqcheck.truth.evidence import CROSSES, Exceedances, OddOne, step, together
 
 Law: TypeAlias = "Callable[[random.Random], float]"
 
@@ -71,8 +73,38 @@ def test_the_bet_on_the_largest_of_a_request_has_a_mean_of_one_at_most(monkeypat
         rng, bet = random.Random(seed), Exceedances([0.5])
         size = [math.exp(rng.gauss(0, 1)) for _ in range(12)]
         bet.add_requests((rng.random() * its, [rng.random() * its, rng.random() * its]) for its in size)
-        ends.append(math.exp(bet.log_largest))
+        ends.append(math.exp(bet.largest.log_evidence))
     assert sum(ends) / len(ends) < 1.25
+
+
+@pytest.mark.parametrize("others", [1, 2])
+@pytest.mark.parametrize("room", [1.0, 2.0])
+def test_the_bet_on_the_odd_one_has_a_mean_of_one_at_most(others: int, room: float) -> None:
+    """Summed over all ways in which eight requests of a right server may go."""
+    mean, share = 0.0, room / (room + others)
+    for ways in itertools.product((True, False), repeat=8):
+        bet = OddOne(room)
+        for won in ways:
+            bet.add(won, others)
+        mean += math.exp(bet.log_evidence) * share ** sum(ways) * (1 - share) ** (8 - sum(ways))
+    assert mean == pytest.approx(1.0)
+
+
+def test_rows_that_end_at_random_are_no_evidence_and_shorter_ones_are() -> None:
+    def ended(rng: random.Random, lost: int, request: int) -> Row:
+        tokens = tuple(range(rng.randint(5, 12) - lost))
+        return Row(request, Wanted((1,), 12), Completed(tokens, "stop", (1,)), (), 4, 0)
+
+    for lost in (0, 6):
+        rng, lengths = random.Random(lost), Lengths()
+        for request in range(200):
+            three = [ended(rng, lost * (not place), request) for place in range(3)]
+            lengths.add(three[0], three[1:])
+        assert lengths.crossed == (["shortest"] if lost else [])
+    lengths = Lengths()
+    different = [Row(0, Wanted((1,), 12), Completed((at,) * (3 + at), "stop", (1,)), (), 4, 0) for at in range(3)]
+    lengths.add(different[0], different[1:])
+    assert not lengths.bets["shortest"].counted
 
 
 def row(rng: np.random.Generator, kind: str, noise: float = 0.03) -> Row:

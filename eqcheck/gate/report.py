@@ -14,6 +14,7 @@ from eqcheck.contract.escaping import one_line, printable
 from eqcheck.gate.answers import ServerError, acceptance, acceptance_of_positions
 from eqcheck.gate.cause import EditCause, cause
 from eqcheck.gate.conditions import conditions_of
+from eqcheck.gate.lengths import LENGTHS
 from eqcheck.gate.reproduction import TRIES, Requests, SmallestSearch, curls, sampled_script, script
 from eqcheck.gate.rows import ENDS, Row
 from eqcheck.gate.run import Gate
@@ -87,6 +88,11 @@ def _violations(gate: Gate, redact: bool) -> list[dict[str, Any]]:
         rows = [row for row in gate.rows if row.wrong_end(ends) == kind]
         if counts[kind] > 1:
             made.append(_violation(gate, EditCause("bookkeeping", kind, of=len(rows)), rows, redact))
+    for name in gate.lengths.crossed:
+        kind, bet = LENGTHS[name], gate.lengths.bets[name]
+        if counts[kind] < 2:
+            rows = sorted((row for row, _ in gate.lengths.won[name]), key=lambda row: row.asked.temperature > 0)
+            made.append(_violation(gate, EditCause("bookkeeping", kind, name, bet.won, bet.counted), rows, redact))
     if gate.log_greedy >= math.log(CROSSES):
         rows = sorted(
             (row for row in gate.greedy if row.beyond(gate.threshold) is not None), key=lambda row: row.request
@@ -112,7 +118,7 @@ def _only_beside(gate: Gate, rows: Sequence[Row]) -> bool:
 def _violation(gate: Gate, why: EditCause, rows: Sequence[Row], redact: bool) -> dict[str, Any]:
     first = rows[0]
     at = first.furthest if first.asked.temperature else first.beyond(gate.threshold)
-    at = len(first.answer.tokens) - 1 if at is None else at
+    at = len(first.answer.tokens) - 1 if at is None or why.kind in ENDS else at
     place = first.places[at] if at < len(first.places) else None
     conditions = conditions_of(gate, rows) if why.kind != "stray-law" else {}
     made = {
@@ -141,15 +147,16 @@ def _shown(gate: Gate, why: EditCause, rows: Sequence[Row], at: int) -> dict[str
         asked = replace(rows[0].asked, prompt=rows[0].answer.prompt)
         shown = sampled_script(gate, asked)
         return {"curl": curls(gate, Requests((asked,), 0))} | ({"script": shown} if shown else {})
-    search = SmallestSearch(gate, why.kind)
+    search = SmallestSearch(gate, why.kind, why.edit)
     tried = (search.smallest(row) for row in rows[:LOOKED_AT])
     try:
         case = next((one for one in tried if one is not None), None)
     except ServerError:  # the verdict stands without it
         case = None
     if case is None or search.row is None:
+        limit = rows[0].asked.max_tokens if why.kind in ENDS else at + 1
         return {
-            "curl": curls(gate, Requests((replace(rows[0].asked, prompt=rows[0].answer.prompt, max_tokens=at + 1),), 0))
+            "curl": curls(gate, Requests((replace(rows[0].asked, prompt=rows[0].answer.prompt, max_tokens=limit),), 0))
         }
     smallest: dict[str, Any] = {
         "at_once": len(case.requests),
@@ -158,7 +165,7 @@ def _shown(gate: Gate, why: EditCause, rows: Sequence[Row], at: int) -> dict[str
     }
     smallest |= {"max_tokens": search.row.asked.max_tokens, "observed": list(search.row.answer.tokens), "at": search.at}
     natively = gate.speculative.native or gate.plain.native  # the script speaks OpenAI's completions
-    shown = "" if natively else script(gate, case, search.at)
+    shown = "" if natively else script(gate, case, None if why.kind in ENDS else search.at)
     return {
         "curl": curls(gate, case),
         "smallest": smallest | {"tries": TRIES, "script": shown},

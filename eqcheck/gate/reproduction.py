@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from eqcheck.gate.lengths import LENGTHS, ends_so
 from eqcheck.gate.rows import ENDS, Row, Wanted
 from eqcheck.gate.run import Gate
 
@@ -32,11 +33,11 @@ class SmallestSearch:
     """A search for the smallest case that shows a row as wrong as it was: ``kind`` is one of `ENDS`, or another.
 
     A smaller case is kept if it shows the wrong row in all tries; ``row`` is its last answer. No more than `MOST` rows
-    are asked for.
+    are asked for. With a ``length`` of `LENGTHS` the plain server's row of the same request shows that it is wrong.
     """
 
-    def __init__(self, gate: Gate, kind: str) -> None:
-        self.gate, self.kind, self.asked = gate, kind, 0
+    def __init__(self, gate: Gate, kind: str, length: str = "") -> None:
+        self.gate, self.kind, self.length, self.asked = gate, kind, length if length in LENGTHS else "", 0
         self.row: Row | None = None
 
     def smallest(self, wrong: Row) -> Requests | None:
@@ -70,11 +71,15 @@ class SmallestSearch:
             answer = server.each(server.complete, case.requests, len(case.requests))[case.shown]
             places = () if self.kind in ENDS else tuple(self.gate.plain.scored(answer.prompt, answer.tokens))
             row = Row(0, case.requests[case.shown], answer, places, len(case.requests), case.shown)
-            ends_so = self.kind in ENDS and row.wrong_end(self.gate.ends) == self.kind
-            if not ends_so and row.beyond(self.gate.threshold) is None:
+            if not (self._ends_so(row) if self.kind in ENDS else row.beyond(self.gate.threshold) is not None):
                 return False
         self.row = row
         return True
+
+    def _ends_so(self, row: Row) -> bool:
+        if not self.length:
+            return row.wrong_end(self.gate.ends) == self.kind
+        return ends_so(self.length, row, replace(row, answer=self.gate.plain.complete(row.asked)))
 
 
 def _fewer(case: Requests, at: int) -> Iterator[Requests]:
@@ -121,10 +126,11 @@ def curls(gate: Gate, case: Requests) -> dict[str, str]:
     }
 
 
-def script(gate: Gate, case: Requests, at: int) -> str:
-    """A script of the standard library that shows the wrong row on the two servers."""
+def script(gate: Gate, case: Requests, at: int | None) -> str:
+    """A script of the standard library that shows the wrong row on both servers, and its wrong token if it has one."""
     servers = tuple((server.url, server.model) for server in (gate.speculative, gate.plain))
-    return _SCRIPT.format(servers=servers, bodies=[one.body("") for one in case.requests], shown=case.shown, at=at)
+    told = _SCRIPT.format(servers=servers, bodies=[one.body("") for one in case.requests], shown=case.shown)
+    return told if at is None else told + _BEHIND.format(at=at)
 
 
 _SCRIPT = '''"""A wrong row of a server that speculates, beside the plain server's. Written by eqcheck gate."""
@@ -133,7 +139,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 SPECULATIVE, PLAIN = {servers}
 REQUESTS = {bodies}
-SHOWN, AT = {shown}, {at}  # the wrong request, and its wrong token
+SHOWN = {shown}  # the wrong request
 
 
 def ask(server, body):
@@ -141,7 +147,8 @@ def ask(server, body):
     data = json.dumps(body | {{"model": server[1]}}).encode()
     answer = urllib.request.urlopen(urllib.request.Request(server[0] + "/completions", data, headers))
     row = json.load(answer)["choices"][0]
-    return row.get("token_ids") or [each["id"] for each in row["logprobs"]["content"]], row["finish_reason"]
+    ids = row.get("token_ids")
+    return [each["id"] for each in row["logprobs"]["content"]] if ids is None else ids, row["finish_reason"]
 
 
 with ThreadPoolExecutor(len(REQUESTS)) as pool:
@@ -149,9 +156,10 @@ with ThreadPoolExecutor(len(REQUESTS)) as pool:
 row = REQUESTS[SHOWN]
 print("speculative:", len(tokens), "of", row["max_tokens"], "tokens,", reason, tokens)
 print("plain:", *ask(PLAIN, row))
-behind = row | {{"prompt": row["prompt"] + tokens[:AT], "max_tokens": 1}}
-print("token", AT, "is", tokens[AT], "and the plain server's behind the same tokens", ask(PLAIN, behind)[0][0])
 '''
+_BEHIND = """behind = row | {{"prompt": row["prompt"] + tokens[:{at}], "max_tokens": 1}}
+print("token {at} is", tokens[{at}], "and the plain server's behind the same tokens", ask(PLAIN, behind)[0][0])
+"""
 
 
 def sampled_script(gate: Gate, asked: Wanted) -> str:

@@ -14,6 +14,7 @@ from eqcheck.contract.errors import UsageError
 from eqcheck.gate.answers import Scored, ServerError, Untold
 from eqcheck.gate.compatibility import DRAFTS, check_models, check_plain, fitted
 from eqcheck.gate.laws import SampledRows, weaker
+from eqcheck.gate.lengths import Lengths
 from eqcheck.gate.prompts import Prompt
 from eqcheck.gate.rows import LIKELIEST_SAMPLED, Completed, Row, Speed, Wanted
 from eqcheck.gate.servers import Server
@@ -23,6 +24,7 @@ STOPPED_IN = 4  # every so many requests has a stop
 PIECES_OF = 4  # greedy rows of the control one is scored in pieces, too
 RARE = 1 / 40  # a lasting fault changes one token in so many, or more
 SAMPLED_OF = 4  # requests one is greedy, if rows are sampled
+OF_LENGTHS = 0.1  # of the stake
 DOUBTS = 100.0  # so much evidence is no equivalence
 LEAST_VISIBLE = 0.25  # of places: else the noise hides too much
 
@@ -63,6 +65,7 @@ class Gate:
     interrupted: bool = False
     out_of_time: bool = False
     sampled: SampledRows = field(default_factory=SampledRows)
+    lengths: Lengths = field(default_factory=Lengths)
     drafted: Counter[str] = field(default_factory=Counter)
     speculates: bool | None = None  # as far as its own counts tell
     too_long: int = 0  # prompts that the context cannot hold
@@ -135,10 +138,9 @@ class Gate:
 
     @property
     def log_evidence(self) -> float:
-        """The evidence that decides: the mean of that against greedy rows and that against sampled ones."""
-        if not self.settings.temperature:
-            return self.log_greedy
-        return together([self.log_greedy, self.sampled.log_evidence])
+        """The evidence that decides: the mean of that against greedy rows, sampled ones, and the lengths of both."""
+        main = [self.log_greedy, self.sampled.log_evidence] if self.settings.temperature else [self.log_greedy]
+        return together([together(main), self.lengths.log_evidence], [1 - OF_LENGTHS, OF_LENGTHS])
 
     @property
     def crossed(self) -> bool:
@@ -233,9 +235,10 @@ class Gate:
             bet.floor = max(self.floor, self.noise)
             bet.compare_with(row.gap for row in control)
             bet.add(gap for gap, _ in requests)
-        for row, *drawn in told:
+        for row, *controls in told:
+            self.lengths.add(row, controls)
             if row.asked.temperature:
-                self.sampled.add(row, drawn)
+                self.sampled.add(row, controls)
         self.rows += [row for row, *_ in told]
 
     def _seeded(self, asked: Sequence[Wanted], name: str) -> list[Wanted]:
@@ -305,9 +308,13 @@ class Gate:
         return replace(asked, stops=(tokens[len(tokens) // 2],))
 
     def _heeded(self, rows: Sequence[Row]) -> None:
-        stopped = [row for row in rows if row.asked.stops]
-        if stopped and self.stops_heeded is None:
-            self.stops_heeded = all(row.answer.tokens[-1:] == row.asked.stops for row in stopped)
+        """See whether rows of the plain server end at their stops, told or not; a row without a stop says nothing."""
+        for row in rows if self.stops_heeded is not False else ():
+            tokens, stops = row.answer.tokens, row.asked.stops
+            if any(token in stops for token in tokens[:-1]):
+                self.stops_heeded = False
+            elif stops and (tokens[-1:] == stops or row.answer.finish_reason == "stop"):
+                self.stops_heeded = True
 
     def _measure(self, rows: Sequence[Row]) -> None:
         """Measure how rounding changes scores from decode to referee, and the step in which scores are rounded."""

@@ -13,6 +13,7 @@ from eqcheck.explanation.layout import columns
 from eqcheck.explanation.records import many
 from eqcheck.gate.cause import AGAIN, BLOCK, SERVES_DRAFT, TIMES, EditCause
 from eqcheck.gate.conditions import CONCURRENCY, Counts, needed_conditions
+from eqcheck.gate.lengths import LENGTHS, SHORTEST
 from eqcheck.gate.rows import ENDS, PIECE, Row
 from eqcheck.gate.run import DOUBTS, Gate
 from eqcheck.truth.evidence import ROOM
@@ -34,6 +35,8 @@ def where(conditions: Counts) -> list[str]:
 def explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> str:
     """The cause in plain sentences."""
     first = rows[0]
+    if why.edit in LENGTHS:
+        return _length(gate, why)
     at = first.beyond(gate.threshold)
     said = []
     if why.kind in ENDS:
@@ -89,6 +92,22 @@ _END = {
     "past-eos": "they go on behind a stop or the end of the text",
     "premature-stop": "they are said to end by their limit, and have fewer tokens",
 }
+
+
+def _length(gate: Gate, why: EditCause) -> str:
+    """Rows that end elsewhere than the plain server's, though nothing else about their end is wrong."""
+    row, plain = gate.lengths.won[why.edit][0]
+    where = "ends before the others" if why.edit == SHORTEST else "goes on behind the end of the others"
+    return (
+        f"In {many(why.of, 'request')} one of the rows {where}, of the speculative server's and up to two of the plain "
+        f"server's; it is the speculative server's in {why.given}. In request {row.request} that has "
+        f"{many(len(row.answer.tokens), 'new token')} and ends by {_reason(row)!r}, and the plain server's has "
+        f"{len(plain.answer.tokens)} and ends by {_reason(plain)!r}."
+    )
+
+
+def _reason(row: Row) -> str:
+    return one_line(str(row.answer.finish_reason), 20)
 
 
 def _stand_in(gate: Gate) -> str:

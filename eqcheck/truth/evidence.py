@@ -20,7 +20,7 @@ one of them, that of the speculative server halved, is beyond all rows of the co
 is that the speculative server's is the largest. By exchangeability within the request that has a probability of
 ``1 / (m + 1)`` at most, given that it counts, so ``(m + 1) q`` if it is and ``(m + 1) (1 - q) / m`` if not, with q at
 least that and fixed before, has an expectation of at most 1. This bet gains more where some rows are wrong, and the
-first one where nearly all are; the evidence is the mean of the two.
+first one where nearly all are; the evidence is the mean of the two. `OddOne` is this bet on whatever tells rows apart.
 
 The factor of two is room for what the theorem assumes: a right server that speculates may be somewhat noisier than
 the control, for it computes several tokens at once.
@@ -39,6 +39,29 @@ BROKEN = 1.0
 """Nats: no rounding changes a likely score by so much, so a cache that does is no measure of the noise."""
 
 
+class OddOne:
+    """A bet that one row of each request, which stands alone in some way, is that of the speculative server.
+
+    A right server's is so in one of m + 1 requests with m rows of a control; ``room`` is how much more often it may be.
+
+    >>> bet = OddOne(room=2.0)
+    >>> for _ in range(24): bet.add(True, 2)
+    >>> bet.won, bet.counted, bet.log_evidence > math.log(CROSSES)
+    (24, 24, True)
+    """
+
+    def __init__(self, room: float = 1.0) -> None:
+        self.counted = self.won = 0
+        self.log_evidence, self._room = 0.0, room
+
+    def add(self, won: bool, others: int) -> None:
+        """Count a request with so many rows of the control, one of whose rows stands alone."""
+        fair = self._room / (self._room + others)
+        bet = max(fair, (self.won + 1.5) / (self.counted + 2))
+        self.log_evidence += math.log(bet / fair if won else (1 - bet) / (1 - fair))
+        self.counted, self.won = self.counted + 1, self.won + won
+
+
 class Exceedances:
     """A bet on rows that exceed all rows of the control. Rows of the control may be added at any time.
 
@@ -54,14 +77,13 @@ class Exceedances:
         self.controls, self.highest, self.floor = 0, 0.0, 0.0
         self.gaps: list[float] = []
         self.exceeding = 0
-        self.counted = self.largest = 0
-        self.log_ranked = self.log_largest = 0.0
+        self.log_ranked, self.largest = 0.0, OddOne()
         self.compare_with(control)
 
     @property
     def log_evidence(self) -> float:
         """The mean of both bets, as a logarithm."""
-        return together([self.log_ranked, self.log_largest])
+        return together([self.log_ranked, self.largest.log_evidence])
 
     def compare_with(self, control: Iterable[float]) -> None:
         """Count rows of the control."""
@@ -74,17 +96,14 @@ class Exceedances:
         Rows of this chunk may not be among the control yet: what counts has to be fixed before.
 
         >>> bet = Exceedances([0.01, 0.02]); bet.add_requests([(1.0, [0.0, 0.01])] * 15 + [(0.0, [0.0, 0.0])] * 100)
-        >>> bet.counted, bet.largest, bet.log_largest > math.log(CROSSES)
+        >>> bet.largest.counted, bet.largest.won, bet.largest.log_evidence > math.log(CROSSES)
         (15, 15, True)
         """
         beyond = max(self.floor, self.highest)
         for gap, others in requests if self.controls else ():
             own, greatest = gap / ROOM, max(others)
             if others and max(own, greatest) > beyond:
-                fair = 1 / (1 + len(others))
-                bet = max(fair, (self.largest + 1.5) / (self.counted + 2))
-                self.log_largest += math.log(bet / fair if own > greatest else (1 - bet) / (1 - fair))
-                self.counted, self.largest = self.counted + 1, self.largest + (own > greatest)
+                self.largest.add(own > greatest, len(others))
 
     @property
     def threshold(self) -> float:
@@ -106,14 +125,15 @@ class Exceedances:
             above, self.exceeding = above + (gap > self.highest), self.exceeding + (gap > threshold)
 
 
-def together(logs: Sequence[float]) -> float:
-    """The mean of the evidence of several bets, all as logarithms.
+def together(logs: Sequence[float], weights: Sequence[float] = ()) -> float:
+    """The mean of the evidence of several bets, all as logarithms; ``weights`` sum to 1 and are equal if not given.
 
-    >>> round(together([0.0, 0.0]), 3), round(together([800.0, 0.0]), 3)
-    (0.0, 799.307)
+    >>> round(together([0.0, 0.0]), 3), round(together([800.0, 0.0]), 3), round(together([800.0, 0.0], [0.1, 0.9]), 3)
+    (0.0, 799.307, 797.697)
     """
     top = max(logs)
-    return top + math.log(sum(math.exp(log - top) for log in logs) / len(logs))
+    shares = weights or [1 / len(logs)] * len(logs)
+    return top + math.log(sum(share * math.exp(log - top) for share, log in zip(shares, logs, strict=True)))
 
 
 def needed(share: float, control: float = 2.0) -> int:
