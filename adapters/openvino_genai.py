@@ -172,6 +172,8 @@ def decode(pipeline: Any, request: "Request", observed: dict[str, Any] | None = 
             handles[row] = pipeline.add_request(row, prompts[row], configs[row])
         pipeline.step()
         step += 1
+    if any(str(handle.get_status()).endswith("IGNORED") for handle in handles.values()):
+        raise eqcheck.Unsupported("the requests do not fit into its KV blocks together: it drops them, and says so")
     told = [next(iter(handles[row].read_all()), None) for row in range(len(prompts))]  # a row may be left without one
     observed["ends"] = [ended([answer.finish_reason] if answer else ()) for answer in told]
     for options, answer, end in zip(request.rows, told, observed["ends"], strict=True):
