@@ -29,6 +29,17 @@ def audit(seed: int, size: float = 0.0, change: float = 0.0, cases: int = 60) ->
     return wealth, exclusion
 
 
+def test_an_engine_that_never_drafts_excludes_no_fault_of_a_draft() -> None:
+    exclusion = audit(0)[1]
+    with_draft, without = exclusion.sentences(), exclusion.sentences(drafts=False)
+    left = [said for said in with_draft if said not in without]
+    assert len(with_draft) == len(without) + len(left)
+    assert any("drawn from the draft" in said for said in left)
+    assert all("draft" in said or "residual" in said for said in left)
+    assert without
+    assert not any("draft" in said or "residual" in said for said in without)
+
+
 def test_what_is_excluded_is_seen() -> None:
     found = {(one.regime, one.law): one for one in audit(0)[1].excluded()}
     share, change = found["std", "draft"], found["", "temperature-higher"]

@@ -36,6 +36,7 @@ SIZES = 1 / np.array([1, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 3
 CHANGES = tuple(round(10 ** (-place / 5), 2) for place in range(9))
 """Relative changes of the temperature, the greatest first, five to a decade: no size of a fault is meant by one."""
 _MIXED = ("draft", "residual", "residual-unused", "drawn-again", "draft-argmax", "argmax", "uniform", "prefix-before")
+_OF_DRAFTS = ("draft", "residual", "residual-unused", "drawn-again", "draft-argmax")
 _WARMER, _COLDER = "temperature-higher", "temperature-lower"
 _LAWS = (*_MIXED, _WARMER, _COLDER)
 
@@ -107,9 +108,9 @@ class Exclusion:
             self.tokens[regime] = self.tokens.get(regime, 0) + later.tokens[regime]
         self._seeds |= later._seeds
 
-    def sentences(self) -> tuple[str, ...]:
-        """The excluded faults in words, of all tokens first, then of each regime."""
-        found = [one for one in self.excluded() if one.size is not None]
+    def sentences(self, *, drafts: bool = True) -> tuple[str, ...]:
+        """The excluded faults in words, of all tokens first, then of each regime; without ``drafts`` no fault of one."""
+        found = [one for one in self.excluded() if one.size is not None and (drafts or one.law not in _OF_DRAFTS)]
         return tuple(one.sentence for one in sorted(found, key=lambda one: one.regime))
 
     def excluded(self) -> list[Excluded]:

@@ -22,13 +22,14 @@ def conclusions(result: Audit) -> None:
     """The verdict of the evidence, what becomes of findings that rest on it, and what a clean audit excludes."""
     wealth = result.wealth or Wealth()
     verdict = wealth.verdict()
+    drafts = "no-drafts" not in result.decoder.capabilities
     result.evidence = LawEvidence(
         tokens=wealth.tokens,
         evidence=wealth.evidence,
         greatest=wealth.supremum,
         threshold=VIOLATION,
         verdict=verdict,
-        excludes=result.exclusion.sentences() if verdict == "equivalent" and result.exclusion else (),
+        excludes=result.exclusion.sentences(drafts=drafts) if verdict == "equivalent" and result.exclusion else (),
         regimes=dict(wealth.counts),
         course=wealth.course,
     )
@@ -41,7 +42,7 @@ def conclusions(result: Audit) -> None:
         result.warnings.append(f"the decoder does not claim the target's law: {result.decoder.lossless}")
     result.warnings += _vacuous(result, wealth)
     if result.lane == "checkpoint-sampling":
-        result.warnings += silent(result.tally)
+        result.warnings += silent(result.tally) if drafts else []
         result.warnings += declining.too_many(result.tally.declined, result.tally.drawn)
 
 
