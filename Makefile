@@ -24,7 +24,7 @@ audit: $(VENV)/.installed
 
 # The reports that the README shows; its sample is the first violation of bsp (tests/test_readme.py).
 showcase: $(VENV)/.installed
-	$(VENV)/bin/eqcheck audit --adapter bsp --adapter dsd --adapter hf_pr --allow-known --no-corpus --cases 150 --out reports/showcase
+	$(VENV)/bin/eqcheck audit bsp dsd hf_pr --allow-known --no-corpus --cases 150 --out reports/showcase
 
 # One thread each: more would only wait for each other. Three processes on two cores, since some tests wait for others.
 # Each takes tests that stand together (worksteal): what they have drawn and loaded serves the next one.
@@ -78,7 +78,7 @@ bench: $(VENV)/.installed
 comparison: $(VENV)/.installed
 	PYTHONPATH=tests $(VENV)/bin/python -m comparison --jobs 2
 
-# The engines that `eqcheck audit --adapter openvino_genai --adapter vllm` runs, each in an environment of its own.
+# The engines that `eqcheck audit openvino_genai vllm` runs, each in an environment of its own.
 engines: $(VENV)/.installed $(ENGINES:%=.venv-%/.installed)
 
 engines-test: engines

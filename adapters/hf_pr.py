@@ -1,4 +1,6 @@
-"""The batching of huggingface/transformers PR #42655, re-implemented from its public description.
+"""The batching of huggingface/transformers PR #42655, re-implemented from its public description of December 2025.
+
+`generate` of transformers 5.23 still refuses several rows with an assistant.
 
 Per round: the assistant's cache is aligned to the new inputs by dropping what no longer matches; the target verifies;
 acceptance is found for all items at once by a cumulative sum over mismatches; rejected and pad tokens are removed

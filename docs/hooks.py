@@ -9,6 +9,7 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
+from eqcheck import __version__
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import CAPABILITIES, RowOptions
 from eqcheck.contract.kinds import FINGERPRINTS, KINDS
@@ -18,13 +19,23 @@ ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ("throughput.png", "shares.png", "service.png", "waterfall.png", "predicted.png", "law.png", "traces.png")
 
 
+def on_config(config: Any) -> Any:
+    """Say at the foot of each page which version it is of."""
+    config.copyright = f"eqcheck {__version__}"
+    return config
+
+
 def on_files(files: Files, config: Any) -> Files:
-    """Add `findings.md`, which is reports/README.md, and the pictures of `eqcheck bench`."""
+    """Add reports/README.md as `findings.md`, the changelog, pages of issues and kinds, and pictures of `eqcheck bench`."""
     text = (ROOT / "reports" / "README.md").read_text(encoding="utf-8")
     files.append(File.generated(config, "findings.md", content=findings(text)))
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    files.append(File.generated(config, "changes.md", content=changes))
     for name in PICTURES:
         picture = str(ROOT / "reports" / "bench" / name)
         files.append(File.generated(config, f"pictures/bench-{name}", abs_src_path=picture))
+    for page in sorted((ROOT / "reports" / "issues").glob("*.md")):
+        files.append(File.generated(config, f"issues/{page.name}", content=page.read_text(encoding="utf-8")))
     for kind in FINGERPRINTS:
         files.append(File.generated(config, f"kinds/{anchor(kind)}.md", content=_kind(kind)))
     return files
@@ -45,6 +56,8 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     made = {"kinds": kinds, "options": options, "engines": engines, "architecture": architecture}
     markdown = re.sub(rf"<!-- ({'|'.join(made)}) -->.*", lambda mark: made[mark[1]](), markdown)
     markdown = markdown.replace("](../reports/README.md)", "](findings.md)")
+    markdown = markdown.replace("](../reports/issues/", "](issues/")
+    markdown = re.sub(r"\[([^\]]*)\]\(\.\./reports/\w+/report\.md\)", r"\1", markdown)
     return re.sub(r"\]\(\.\./reports/bench/([a-z]+\.png)\)", r"](pictures/bench-\1)", markdown)
 
 

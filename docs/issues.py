@@ -50,7 +50,7 @@ def issues(reports: Sequence[Report], notes: Sequence[dict[str, Any]]) -> dict[s
     pages, rows = {}, []
     for (origin, fingerprint), own in found.items():
         note = noted.get((origin, fingerprint), {})
-        name = f"{origin.rpartition('/')[2]}-{re.sub('[/: ]', '-', fingerprint)}.md"
+        name = page_of(origin, fingerprint, notes)
         pages[name] = _issue(own, note, fingerprint)
         rows.append(f"- [{_title(own, note)}]({name})")
     for note in (note for note in notes if "fingerprint" not in note):
@@ -62,6 +62,12 @@ def issues(reports: Sequence[Report], notes: Sequence[dict[str, Any]]) -> dict[s
     head = "# Issues, made from the reports by `python docs/issues.py`\n"
     rest = f"{many(left, 'failing case')} of these reports have no cause that was shown, and no issue."
     return {**pages, "README.md": "\n".join([head, *rows, "", rest, ""])}
+
+
+def page_of(origin: str, fingerprint: str, notes: Sequence[dict[str, Any]]) -> str:
+    """The name of the page of an engine's cause: that of its root, if a note names one."""
+    root = next((n["fingerprint"] for n in notes if n["origin"] == origin and fingerprint in n.get("also", ())), None)
+    return f"{origin.rpartition('/')[2]}-{re.sub('[/: ]', '-', root or fingerprint)}.md"
 
 
 def _title(own: Found, note: dict[str, Any]) -> str:
@@ -101,7 +107,7 @@ def _by_hand(engine: str, note: dict[str, Any]) -> str:
     """The environment and the script of a fault that was found by hand."""
     package = note.get("package") or f"{engine} {note['version']}"
     return (
-        f"## Environment\n\n- {package}{_pins(engine.replace('-', '_'))}\n- Linux, on a CPU\n\n"
+        f"## Environment\n\n- {package}{_pins(re.sub('[-.]', '_', engine))}\n- Linux, on a CPU\n\n"
         f"## Script\n\n{_own_script(note, engine)}\n\n## Observed\n\n```\n{note['observed'].strip()}\n```"
     )
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import subprocess
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+
+from issues import notes, page_of
 
 from eqcheck import __version__
 from eqcheck.construction.layouts import LAYOUTS
@@ -31,7 +33,8 @@ audit saw: how many cases, and how many of them are wrong. "Not tried" says noth
 wrong, [limits](limits.md) says which faults would not have shown.
 
 A cell counts all cases that failed, those too that did not fail again in a new engine. It names a cause if a stored
-case of it is from there; other cells may have it, too. Seeds that are ignored are counted beside the cases.
+case of it is from there, and links its issue, which has the script; other cells may have it, too. Seeds that are
+ignored are counted beside the cases.
 """
 
 
@@ -60,19 +63,19 @@ def _issues(engine: str) -> str:
     """The pages of an engine's causes, which have the scripts; `python docs/issues.py` makes them first."""
     pages = sorted((ROOT / "reports" / "issues").glob(f"{engine}-*.md"))
     titles = [page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ") for page in pages]
-    return "".join(f"- {title}: `reports/issues/{page.name}`\n" for page, title in zip(pages, titles, strict=True))
+    return "".join(f"- [{title}](../reports/issues/{page.name})\n" for page, title in zip(pages, titles, strict=True))
 
 
 def _overview(reports: Sequence[Report], version: str) -> str:
     rows = [
         [
-            f"`reports/{report.decoder.name}`",
+            f"[`reports/{report.decoder.name}`](../reports/{report.decoder.name}/report.md)",
             inline(report.decoder.version),
             _tool(report, version),
             ", ".join(dict.fromkeys(one.dtype for one in report.served)) or "not recorded",
             str(report.cases.run),
             report.verdict,
-            _causes(report.violations) or "none",
+            _causes(report) or "none",
         ]
         for report in reports
     ]
@@ -84,8 +87,15 @@ def _tool(report: Report, version: str) -> str:
     return wrote if wrote == version else f"{wrote}, not {version}"
 
 
-def _causes(violations: Iterable[ReportedViolation]) -> str:
-    return ", ".join(f"`{inline(one.fingerprint)}`: {one.count}" for one in violations)
+def _causes(report: Report) -> str:
+    return ", ".join(f"{_linked(report, one)}: {one.count}" for one in report.violations)
+
+
+def _linked(report: Report, violation: ReportedViolation) -> str:
+    """The fingerprint, with a link to the page of its cause if it has one."""
+    page = page_of(report.decoder.origin, violation.fingerprint, notes())
+    name = f"`{inline(violation.fingerprint)}`"
+    return f"[{name}](../reports/issues/{page})" if (ROOT / "reports" / "issues" / page).is_file() else name
 
 
 def _cells(reports: Sequence[Report]) -> str:
@@ -120,13 +130,15 @@ def _cell(report: Report, one: Served) -> str:
     if not one.violations:
         return f"{many(one.cases, 'case')}, none wrong"
     causes = dict.fromkeys(
-        violation.fingerprint
+        _linked(report, violation)
         for violation in report.violations
         for condition in violation.conditions
         if _where(condition.case) == (one.kind, one.drafter)
     )
-    named = f": {', '.join(f'`{inline(cause)}`' for cause in causes)}" if causes else ""
-    return f"**{one.violations} of {one.cases} wrong**{named}"
+    wrong = f"**{one.violations} of {one.cases} wrong**"
+    if not causes:
+        return f"[{wrong}](../reports/{report.decoder.name}/report.md)"
+    return f"{wrong}: {', '.join(causes)}"
 
 
 def _where(case: dict[str, object]) -> tuple[str, str]:

@@ -139,7 +139,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         drawn += f"{config.getoption('--eqcheck-cases')} cases per law, seed {SEED}"
         cases = f"{drawn}{target and f', target {target}'}"
         lines.append(f"eqcheck: {', '.join([__version__, *versions, f'Python {python_version()}', cases])}")
-        lines += [f"eqcheck: {line}" for line in _past(config)]
+        lines += [f"eqcheck: {line}" for line in (*_past(config), *_older(config))]
     return lines
 
 
@@ -303,6 +303,13 @@ def _past(config: pytest.Config) -> list[str]:
     """The entries of ``--eqcheck-known`` in vain, as lines."""
     entries, today = _entries(config)
     return list(filter(None, (entry.outdated(today) for entry in entries)))
+
+
+def _older(config: pytest.Config) -> list[str]:
+    from eqcheck.contract import known_violations, registry
+
+    said = known_violations.older(_decoders(config), registry.shipped())
+    return [said] if said else []
 
 
 def _known_faults(config: pytest.Config) -> list[tuple[Decoder, str]]:

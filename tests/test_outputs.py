@@ -95,7 +95,9 @@ def test_junit_counts_what_it_has(report: Report) -> None:
     failure = suite[1].find("failure")
     assert failure is not None
     assert str(failure.text).endswith(f"Reproduce: {report.violations[0].reproduce}")
-    (suite,) = ElementTree.fromstring(junit([report], True))
+    assert suite[1].get("file") is None
+    (suite,) = ElementTree.fromstring(junit([report], True, {"bsp": ("adapters/bsp.py", 31)}))
+    assert {(case.get("file"), case.get("line")) for case in suite} == {("adapters/bsp.py", "31")}
     assert (suite.get("failures"), suite.get("skipped")) == ("0", "2")
     skipped = suite[1].find("skipped")
     assert skipped is not None

@@ -1,4 +1,4 @@
-"""The action, the workflows and the hook: valid YAML, whose commands and options exist and whose inputs are no code."""
+"""The action and the workflows: valid YAML, whose commands and options exist and whose inputs are no code."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clock import TRANSPARENT, Clock
 
 from eqcheck import cli
-from eqcheck.cli.scaffold import ADAPTER, WORKFLOW
-from eqcheck.workers.worker import ProcessWorker
+from eqcheck.cli.scaffold import WORKFLOW
 
 yaml: Any = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[1]
@@ -93,14 +91,17 @@ def test_every_input_of_the_action_is_used_as_a_variable() -> None:
     assert all(f'"${name}"' in audit["run"] or f'"${name}/' in audit["run"] for name in audit["env"])
 
 
-@pytest.mark.parametrize(("known", "profile"), [("", ""), ("my known.toml", "ci")])
-def test_the_action_runs_the_audit_that_was_asked(tmp_path: Path, known: str, profile: str) -> None:
-    """Its script is run with a Python that prints what it is given, and inputs that a shell would obey."""
+@pytest.mark.parametrize(("known", "profile", "budget"), [("", "", "5s"), ("my known.toml", "ci", ""), ("", "", "")])
+def test_the_action_runs_the_audit_that_was_asked(tmp_path: Path, known: str, profile: str, budget: str) -> None:
+    """Its script is run with a Python that prints what it is given, and inputs that a shell would obey.
+
+    An input that is empty is left to `[tool.eqcheck]`.
+    """
     audit = next(step for step in steps(ACTION.read_text()) if step.get("name") == "Audit")
     fake = tmp_path / "python"
     fake.write_text(f'#!/bin/sh\nexec {sys.executable} -c "import sys; print(sys.argv[1:])" "$@"\n')
     fake.chmod(0o755)
-    inputs = {"ADAPTER": "eqspec\nmy engine.py:x\n\n$(touch gotcha)", "BUDGET": "5s", "KNOWN": known, "OUT": "a b"}
+    inputs = {"ADAPTER": "eqspec\nmy engine.py:x\n\n$(touch gotcha)", "BUDGET": budget, "KNOWN": known, "OUT": "a b"}
     inputs |= {"PROFILE": profile, "ARGS": "--case-timeout\n90s\n\n--memory"}
     variables = {f"EQCHECK_{name}": value for name, value in {**inputs, "PYTHON": str(fake)}.items()}
     done = subprocess.run(
@@ -111,40 +112,13 @@ def test_the_action_runs_the_audit_that_was_asked(tmp_path: Path, known: str, pr
         text=True,
     )
     words = ["-m", "eqcheck.cli", "audit", "--out", "a b", "--junit", "a b/junit.xml"]
-    words += ["--profile", profile] if profile else ["--budget", "5s"]
+    words += ["--profile", profile] if profile else []
+    words += ["--budget", budget] if budget else []
     words += ["--known", known] if known else []
-    for spec in ("eqspec", "my engine.py:x", "$(touch gotcha)"):
-        words += ["--adapter", spec]
-    words += ["--case-timeout", "90s", "--memory"]
+    words += ["--case-timeout", "90s", "--memory", "--", "eqspec", "my engine.py:x", "$(touch gotcha)"]
     assert done.stdout.strip() == str(words), done.stderr
     cli._parsed(cli._parser(), words[2:])
     assert not (tmp_path / "gotcha").exists()
-
-
-def test_the_hook_is_a_command() -> None:
-    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
-    assert {"id", "name", "entry", "language"} <= set(hook)
-    command, *words = shlex.split(hook["entry"])
-    options = cli._parsed(cli._parser(), [*words, "engine.py"])
-    assert (command, options.specs, options.budget) == ("eqcheck", ["engine.py"], 2.0)
-
-
-@pytest.mark.parametrize(("right", "code"), [(True, 0), (False, 1)])
-def test_the_hook_finds_a_fault_in_seconds(
-    right: bool, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Of a clock by which a case takes a twentieth of a second: the machine may be of any speed."""
-    text = ADAPTER.substitute(name="mine", file="mine.py")
-    wrong = text.replace("[0] * count + [1] * (width - count)", "[1] * width")
-    assert wrong != text
-    (tmp_path / "mine.py").write_text(text if right else wrong)
-    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
-    monkeypatch.chdir(tmp_path)
-    clock = Clock().put(monkeypatch, TRANSPARENT).charge(monkeypatch, ProcessWorker, "decode", 0.05)
-    assert cli.main([*shlex.split(hook["entry"])[1:], "mine.py"]) == code
-    assert right or "mask/pad-visible" in capsys.readouterr().out
-    assert 2.0 <= clock.now < 6.0
-    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"mine.py", ".eqcheck"}
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="there is no make")

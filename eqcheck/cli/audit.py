@@ -60,7 +60,7 @@ def add(commands: Commands) -> None:
     audit = commands.add_parser("audit", help="audit decoders and write reports", epilog=EPILOG)
     audit.add_argument("specs", nargs="*", metavar="SPEC", help=_SPEC)
     audit.add_argument(
-        "--adapter", action="append", default=[], metavar="SPEC", help="the same as SPEC; both may be given"
+        "--adapter", action="append", default=[], metavar="SPEC", help="the older way to give a SPEC; both may be given"
     )
     audit.add_argument("--cases", type=positive, metavar="N", help="cases per decoder (300)")
     audit.add_argument("--budget", type=seconds, metavar="60s", help=_BUDGET)
@@ -114,6 +114,8 @@ def run(options: argparse.Namespace) -> int:
     extras.require("eqcheck audit", "rich", "jinja2")
     if options.no_color:
         os.environ["NO_COLOR"] = "1"
+    if options.adapter:
+        print("eqcheck: --adapter is the older way to give a SPEC, and still read: eqcheck audit SPEC", file=sys.stderr)
     return execute(Plan.of(options))
 
 
@@ -147,7 +149,7 @@ def execute(plan: Plan) -> int:
         raise KeyboardInterrupt
     done = {name: found[name] for name in places if name in found}
     reports = [report for _, report in done.values()]
-    outputs.tell(reports, _text(plan, reports, [str(places[name]) for name in done]), plan)
+    outputs.tell(reports, _text(plan, reports, [str(places[name]) for name in done]), plan, decoders)
     return exit_code([audit for audit, _ in done.values()], plan.allow_known, plan.max_draft_loss)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import os
 import secrets
 import sys
@@ -18,6 +19,7 @@ from eqcheck.contract.escaping import one_line, printable
 if TYPE_CHECKING:
     from eqcheck.campaign.events import Event, Listener
     from eqcheck.cli.plan import Plan
+    from eqcheck.contract.decoders import Decoder
     from eqcheck.report.schema import Report
 
 
@@ -78,7 +80,7 @@ def _stream(option: str, path: Path) -> Iterator[TextIO]:
             stream.close()
 
 
-def tell(reports: Sequence[Report], text: str, options: Plan) -> None:
+def tell(reports: Sequence[Report], text: str, options: Plan, decoders: Sequence[Decoder]) -> None:
     """Print the results of an audit, and hand them on; ``text`` is for people, or the one JSON object."""
     from eqcheck.report.checks import commands_of, junit, step_summary, untrusted
 
@@ -95,7 +97,19 @@ def tell(reports: Sequence[Report], text: str, options: Plan) -> None:
         if page := os.environ.get("GITHUB_STEP_SUMMARY"):
             _appended(Path(page), step_summary(reports, options.allow_known))
     if options.junit:
-        _written(options.junit, junit(reports, options.allow_known))
+        places = {each.name: _place(each) for each in decoders}
+        _written(options.junit, junit(reports, options.allow_known, places))
+
+
+def _place(decoder: Decoder) -> tuple[str, int]:
+    """The file, as a reader in the working directory names it, and the line where a decoder begins; empty for none."""
+    try:
+        written = inspect.unwrap(decoder.function)
+        file, line = inspect.getsourcefile(written) or "", inspect.getsourcelines(written)[1]
+    except (OSError, TypeError):
+        return "", 0
+    here = os.path.relpath(file)
+    return (file if here.startswith("..") else here), line
 
 
 def _to_stderr(text: str) -> None:

@@ -7,7 +7,7 @@ step's summary page.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 from xml.etree import ElementTree
@@ -89,13 +89,19 @@ def _text(violation: ReportedViolation) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def junit(reports: Sequence[Report], allow_declared: bool) -> str:
-    """The XML of audits. A known violation is a skipped test, one that is inconclusive an error."""
-    return as_xml([(report.decoder.name, checks(report, allow_declared), report.elapsed_s) for report in reports])
+def junit(reports: Sequence[Report], allow_declared: bool, places: Mapping[str, tuple[str, int]] | None = None) -> str:
+    """The XML of audits. A known violation is a skipped test, one that is inconclusive an error.
+
+    ``places``: the file and the line of each decoder.
+    """
+    suites = [(report.decoder.name, checks(report, allow_declared), report.elapsed_s) for report in reports]
+    return as_xml(suites, places or {})
 
 
-def as_xml(suites: Sequence[tuple[str, Sequence[Check], float]]) -> str:
-    """JUnit's XML of suites: their names, checks, and seconds."""
+def as_xml(
+    suites: Sequence[tuple[str, Sequence[Check], float]], places: Mapping[str, tuple[str, int]] | None = None
+) -> str:
+    """JUnit's XML of suites: their names, checks, and seconds; ``places`` are files and lines by the suite's name."""
     root = ElementTree.Element("testsuites", name="eqcheck")
     for name, listed, elapsed in suites:
         suite = ElementTree.SubElement(root, "testsuite", name=_clean(name))
@@ -104,23 +110,28 @@ def as_xml(suites: Sequence[tuple[str, Sequence[Check], float]]) -> str:
             suite.set(attribute, str(sum(check.status == status for check in listed)))
         suite.set("time", f"{elapsed:.1f}")
         for number, check in enumerate(listed):
-            _case(suite, check, name, elapsed if number == 0 else 0.0)
+            case = _case(suite, check, name, elapsed if number == 0 else 0.0)
+            file, line = (places or {}).get(name, ("", 0))
+            if file:
+                case.set("file", _clean(file))
+                case.set("line", str(line))
     ElementTree.indent(root)
     return f"{ElementTree.tostring(root, encoding='unicode', xml_declaration=True)}\n"
 
 
-def _case(suite: ElementTree.Element, check: Check, name: str, seconds: float) -> None:
+def _case(suite: ElementTree.Element, check: Check, name: str, seconds: float) -> ElementTree.Element:
     classname = f"eqcheck.{_clean(name)}"
     case = ElementTree.SubElement(suite, "testcase", classname=classname, name=_clean(check.name))
     case.set("time", f"{seconds:.1f}")
     tag = {"failed": "failure", "inconclusive": "error", "known": "skipped"}.get(check.status)
     if tag is None:
         ElementTree.SubElement(case, "system-out").text = _clean(check.message)
-        return
+        return case
     told = ElementTree.SubElement(case, tag, message=_clean(check.message))
     if tag != "skipped":
         told.set("type", _clean(check.name))
     told.text = _clean(check.text) or None
+    return case
 
 
 def _clean(text: str) -> str:

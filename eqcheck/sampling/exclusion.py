@@ -109,7 +109,7 @@ class Exclusion:
         self._seeds |= later._seeds
 
     def sentences(self, *, drafts: bool = True) -> tuple[str, ...]:
-        """The excluded faults in words, of all tokens first, then of each regime; without ``drafts`` no fault of one."""
+        """The excluded faults in words, of all tokens first, then by regime; those of drafts only with ``drafts``."""
         found = [one for one in self.excluded() if one.size is not None and (drafts or one.law not in _OF_DRAFTS)]
         return tuple(one.sentence for one in sorted(found, key=lambda one: one.regime))
 

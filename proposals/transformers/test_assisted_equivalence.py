@@ -16,4 +16,4 @@ from eqcheck.kit import Equivalence
 class AssistedEquivalenceTest(Equivalence, unittest.TestCase):
     adapter = "transformers"  # comes with eqcheck: model.generate(..., assistant_model=...), one row at a time
     profile = "ci-2026.12"  # a frozen draw: a newer eqcheck finds nothing new until this name is raised
-    est_time = 30
+    est_time = 40
