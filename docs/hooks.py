@@ -26,7 +26,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add reports/README.md as `findings.md`, the changelog, pages of issues and kinds, and pictures of `eqcheck bench`."""
+    """Add reports/README.md as `findings.md`, the changelog, pages of issues and kinds, and pictures of benchmarks."""
     text = (ROOT / "reports" / "README.md").read_text(encoding="utf-8")
     files.append(File.generated(config, "findings.md", content=findings(text)))
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
