@@ -164,12 +164,16 @@ def committed(pattern: str = "*/report.json") -> list[Report]:
 
 
 def front(text: str, reports: Sequence[Report]) -> str:
-    """README.md with a table of these reports between its marks; reports of one release are one line."""
-    releases: dict[tuple[str, str], list[Report]] = {}
+    """README.md with a table of these reports between its marks; reports of one release are one line.
+
+    An engine of the same release that never drafts has a line of its own.
+    """
+    releases: dict[tuple[str, str, bool], list[Report]] = {}
     for report in reports:
-        releases.setdefault((report.decoder.origin, report.decoder.version), []).append(report)
+        plain = bool(report.served) and all(one.drafter == "none" for one in report.served)
+        releases.setdefault((report.decoder.origin, report.decoder.version, plain), []).append(report)
     rows = []
-    for (_, version), own in releases.items():
+    for (_, version, _), own in releases.items():
         counts = Counter[str]()
         for one in (violation for report in own for violation in report.violations):
             counts[f"`{inline(one.component)}/{inline(one.kind)}`"] += one.count
