@@ -106,10 +106,13 @@ def _package(report: Report) -> str:
 def _by_hand(engine: str, note: dict[str, Any]) -> str:
     """The environment and the script of a fault that was found by hand."""
     package = note.get("package") or f"{engine} {note['version']}"
-    return (
-        f"## Environment\n\n- {package}{_pins(re.sub('[-.]', '_', engine))}\n- Linux, on a CPU\n\n"
-        f"## Script\n\n{_own_script(note, engine)}\n\n## Observed\n\n```\n{note['observed'].strip()}\n```"
-    )
+    blocks = [
+        f"## Environment\n\n- {package}{_pins(re.sub('[-.]', '_', engine))}\n- Linux, on a CPU",
+        f"## Script\n\n{_own_script(note, engine)}",
+        f"## Expected\n\n{note['expected']}",
+        f"## Observed\n\n```\n{note['observed'].strip()}\n```",
+    ]
+    return "\n\n".join(blocks)
 
 
 def _own_script(note: dict[str, Any], engine: str) -> str:

@@ -38,3 +38,6 @@ def test_what_was_read_is_marked_as_read_and_links_are_whole() -> None:
         text = page.read_text(encoding="utf-8")
         assert text.count("## Where") == text.count("## Where, by reading and not by running")
         assert str(ROOT) not in text
+        heads = [line for part in text.split("```")[::2] for line in part.splitlines() if line.startswith("# ")]
+        assert len(heads) == 1, page.name
+        assert page.name == "README.md" or "## Expected" in text, page.name
