@@ -114,9 +114,10 @@ def run(options: argparse.Namespace) -> int:
     extras.require("eqcheck audit", "rich", "jinja2")
     if options.no_color:
         os.environ["NO_COLOR"] = "1"
+    code = execute(Plan.of(options))
     if options.adapter:
         print("eqcheck: --adapter is the older way to give a SPEC, and still read: eqcheck audit SPEC", file=sys.stderr)
-    return execute(Plan.of(options))
+    return code
 
 
 def execute(plan: Plan) -> int:
