@@ -61,7 +61,7 @@ golden-write: $(VENV)/.installed
 
 # The gate on servers of the trained pair: ten planted faults, and right ones (tests/gate_servers/measure.py).
 gate-test: $(VENV)/.installed
-	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m gate_servers.measure --right 12
+	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m gate_servers.measure --right 12 --jobs 2
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
