@@ -223,7 +223,7 @@ def test_evidence_that_does_not_decide_is_no_equivalence(capsys: pytest.CaptureF
     said = " ".join(capsys.readouterr().out.split())
     assert code == 2
     assert "192 requests" in said
-    assert "too much evidence for a right server, too little to accuse it" in said
+    assert "a right server leaves so much evidence in one gate of a hundred at most" in said
     assert re.search(r"\d+ more requests would tell \(--requests \d+\)", said)
 
 

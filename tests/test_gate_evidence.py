@@ -16,6 +16,7 @@ from eqcheck.gate.answers import Scored
 from eqcheck.gate.laws import SampledRows
 from eqcheck.gate.lengths import Lengths
 from eqcheck.gate.rows import Completed, Row, Wanted
+from eqcheck.gate.run import Gate, Settings
 from eqcheck.truth.evidence import CROSSES, Exceedances, OddOne, step, together
 
 Law: TypeAlias = "Callable[[random.Random], float]"
@@ -105,6 +106,21 @@ def test_rows_that_end_at_random_are_no_evidence_and_shorter_ones_are() -> None:
     different = [Row(0, Wanted((1,), 12), Completed((at,) * (3 + at), "stop", (1,)), (), 4, 0) for at in range(3)]
     lengths.add(different[0], different[1:])
     assert not lengths.bets["shortest"].counted
+
+
+def test_a_gate_whose_time_was_over_is_not_equivalent_with_some_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(Any, Any, [], Settings())  # type: ignore[arg-type]
+    for evidence, out_of_time, doubtful in (
+        (5.0, False, True),
+        (1.0, False, False),
+        (1.0, True, True),
+        (-1.0, True, False),
+    ):
+        monkeypatch.setattr(Gate, "log_evidence", evidence)
+        gate.out_of_time = out_of_time
+        assert gate.doubtful == doubtful
+        assert gate.verdict != "equivalent"
+        assert not doubtful or gate.lacking >= 0
 
 
 def row(rng: np.random.Generator, kind: str, noise: float = 0.03) -> Row:

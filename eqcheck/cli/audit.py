@@ -114,10 +114,7 @@ def run(options: argparse.Namespace) -> int:
     extras.require("eqcheck audit", "rich", "jinja2")
     if options.no_color:
         os.environ["NO_COLOR"] = "1"
-    code = execute(Plan.of(options))
-    if options.adapter:
-        print("eqcheck: --adapter is the older way to give a SPEC, and still read: eqcheck audit SPEC", file=sys.stderr)
-    return code
+    return execute(Plan.of(options))
 
 
 def execute(plan: Plan) -> int:

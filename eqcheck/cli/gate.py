@@ -70,8 +70,8 @@ def add(commands: Commands) -> None:
         "--out",
         metavar="DIR",
         type=Path,
-        help="write gate.json, gate.html and a script that shows a wrong row there; a gate that was broken off, "
-        "or asked too few requests, goes on",
+        help="write gate.json, gate.html and a script that shows a wrong row there; a gate of servers that was "
+        "broken off, or asked too few requests, goes on",
     )
     gate.add_argument("--baseline", metavar="FILE", type=Path, help="a gate.json of an earlier gate to compare with")
     gate.add_argument("--redact", action="store_true", help="leave prompts out of the report")

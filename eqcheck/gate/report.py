@@ -142,7 +142,8 @@ def _violation(gate: Gate, why: EditCause, rows: Sequence[Row], redact: bool) ->
 def _shown(gate: Gate, why: EditCause, rows: Sequence[Row], at: int) -> dict[str, Any]:
     """Commands that show a wrong row, and the smallest requests that do so each time, with a script."""
     if not gate.plain.url.startswith("http"):
-        return {}
+        asked, tokens = rows[0].asked, list(rows[0].answer.tokens)
+        return {"row": {"prompt": list(rows[0].answer.prompt), "max_tokens": asked.max_tokens, "observed": tokens}}
     if why.kind == "stray-law":
         asked = replace(rows[0].asked, prompt=rows[0].answer.prompt)
         shown = sampled_script(gate, asked)

@@ -110,8 +110,11 @@ class Gate:
 
     @property
     def doubtful(self) -> bool:
-        """Whether there is more evidence than a right server leaves in all but one gate of a hundred."""
-        return self.log_evidence > math.log(DOUBTS)
+        """Whether there is more evidence than a right server leaves in all but one gate of a hundred.
+
+        A gate whose time was over asked fewer rows than it was to ask: there any evidence is a doubt.
+        """
+        return self.log_evidence > (0.0 if self.out_of_time else math.log(DOUBTS))
 
     @property
     def most(self) -> int:

@@ -40,7 +40,11 @@ def explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> str:
     at = first.beyond(gate.threshold)
     said = []
     if why.kind in ENDS:
-        said.append(f"{len(rows)} of {len(gate.rows)} rows end as no row of the plain server does: {_END[why.kind]}.")
+        said.append(
+            f"{len(rows)} of {len(gate.rows)} rows end as no row of the plain server does: {_END[why.kind]}. In "
+            f"request {first.request} the limit is {first.asked.max_tokens}, and the row has "
+            f"{many(len(first.answer.tokens), 'new token')}."
+        )
     elif why.kind == "stray-law":
         said.append(
             "Sampled rows do not follow the law of those that the plain server samples for the same requests: the "
@@ -90,7 +94,7 @@ def explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> str:
 _END = {
     "over-length": "they have more tokens than they asked for",
     "past-eos": "they go on behind a stop or the end of the text",
-    "premature-stop": "they are said to end by their limit, and have fewer tokens",
+    "premature-stop": "they end by no stop, and have fewer tokens than they asked for",
 }
 
 
@@ -157,7 +161,7 @@ def text_of(report: Mapping[str, Any]) -> str:
         f"{report['tokens']} tokens; {evidence['exceeding']} greedy rows beyond {report['threshold']:.3g} nats",
         f"  noise: the control's {noise['control_rows']} rows are up to {noise['greatest_gap_of_control']:.3g} nats "
         f"from the referee, and rounding changes a score by up to {noise['greatest_change_of_a_score']:.3g}{step}",
-        f"  evidence 1e{evidence['log10']:.1f}; a right server reaches 1e6 once in a million gates",
+        f"  evidence 1e{evidence['log10']:.1f}; a right server reaches 1e6 once in a million gates{_rule(report)}",
     ]
     speed = report["speed"]
     if speed.get("plain") and speed.get("speculative"):
@@ -187,6 +191,13 @@ def text_of(report: Mapping[str, Any]) -> str:
         line if "curl" in line else fill(line, width, subsequent_indent="    ") for line in lines if line != "  "
     )
     return "\n".join(wrapped)
+
+
+def _rule(report: Mapping[str, Any]) -> str:
+    decides = report["verdict"] == "violation" and report["evidence"]["log10"] < math.log10(
+        report["evidence"]["decides"]
+    )
+    return "; a row that breaks a rule decides without it" if decides else ""
 
 
 def _broken_cache(noise: Mapping[str, Any]) -> str:
@@ -231,7 +242,9 @@ def _corrections(report: Mapping[str, Any]) -> str:
 
 def _why_not(report: Mapping[str, Any]) -> str:
     if report["evidence"]["log10"] > math.log10(DOUBTS):
-        return f"  too much evidence for a right server, too little to accuse it: {_more(report)}"
+        return f"  a right server leaves so much evidence in one gate of a hundred at most: {_more(report)}"
+    if report["out_of_time"] and report["evidence"]["log10"] > 0:
+        return f"  there is some evidence, and fewer rows were asked than were to be: {_more(report)}"
     if report["speculates"] is False:
         return "  the speculative server counted no draft token: start it with a draft"
     if report["lacking"]:

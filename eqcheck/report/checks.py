@@ -59,7 +59,8 @@ def _verdict(report: Report, causes: Sequence[Check]) -> Check:
     run, failed = many(report.cases.run, "case"), [check for check in causes if check.status == "failed"]
     pair = report.real_pair
     if failed:
-        return Check("verdict", "failed", f"{run}: {', '.join(check.name for check in failed)}")
+        wrong = f"{report.cases.violation} of {run} wrong: {', '.join(check.name for check in failed)}"
+        return Check("verdict", "failed", wrong)
     if report.stale:
         gone = f"declared as known, and not seen any more: {', '.join(report.stale)}; take it out of known="
         return Check("verdict", "failed", gone)
