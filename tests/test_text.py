@@ -213,6 +213,8 @@ def test_a_shift_that_is_forgiven_is_told() -> None:
     slots = [Slot(n, f"position {n}", 5, n + 3, n + 3, True, True, False, 1, n, "token") for n in range(2)]
     told = "All positions of the row are shifted by +3, which models of this family forgive."
     assert told in render(given(query=query, slots=tuple(slots)))
+    doubtful = replace(given(query=query, slots=tuple(slots)), component="unattributed", kind="unattributed")
+    assert "By that reading all positions of the row are shifted by +3" in render(doubtful)
     slots[1] = replace(slots[1], position=4, expected_position=1)
     assert "shifted" not in render(given(query=query, slots=tuple(slots)))
 

@@ -232,7 +232,8 @@ def shifted(e: Explanation) -> str:
         if slot.expected_position is not None and slot.of_position is not None and slot.kind == "token"
     }
     if len(offsets) == 1 and (offset := offsets.pop()):
-        return f"All positions of the row are shifted by {offset:+d}, which models of this family forgive."
+        subject = "By that reading all" if e.component == "unattributed" else "All"
+        return f"{subject} positions of the row are shifted by {offset:+d}, which models of this family forgive."
     return ""
 
 
