@@ -38,7 +38,10 @@ def test_the_front_page_has_the_table_of_the_reports() -> None:
 def test_a_cell_holds_what_was_tried_and_the_cause_on_that_checkpoint(served: Report) -> None:
     page = BOARD.page([served])
     assert cells(page, "mistral") == ["not tried", "50 cases, none wrong", "not tried"]
-    assert cells(page, "window")[2] == "**1 of 50 wrong**: `options/ignored-option:option-stale-for-bonus`"
+    name = "options/ignored-option:option-stale-for-bonus"
+    issue = "../reports/issues/vllm-options-ignored-option-option-stale-for-bonus.md"
+    assert cells(page, "window")[2] == f"**1 of 50 wrong**: [`{name}`]({issue})"
+    assert (BOARD.PAGE.parent / issue).is_file()
     assert all(cells(page, kind) == ["not tried"] * 3 for kind in {*LAYOUTS} - {one.kind for one in served.served})
 
 
