@@ -108,6 +108,9 @@ def _place(decoder: Decoder) -> tuple[str, int]:
         file, line = inspect.getsourcefile(written) or "", inspect.getsourcelines(written)[1]
     except (OSError, TypeError):
         return "", 0
+    if Path(file).is_relative_to(Path(__file__).parents[1]):  # it stands for a decoder in another process
+        file = decoder.spec.rpartition(":")[0] or decoder.spec
+        return (file, 0) if file.endswith(".py") else ("", 0)
     here = os.path.relpath(file)
     return (file if here.startswith("..") else here), line
 

@@ -115,6 +115,7 @@ def as_xml(
             file, line = (places or {}).get(name, ("", 0))
             if file:
                 case.set("file", _clean(file))
+            if line:
                 case.set("line", str(line))
     ElementTree.indent(root)
     return f"{ElementTree.tostring(root, encoding='unicode', xml_declaration=True)}\n"
