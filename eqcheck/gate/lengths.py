@@ -51,7 +51,9 @@ class Lengths:
 
 
 def ends_so(edit: str, row: Row, plain: Row) -> bool:
-    """Whether a row ends before the plain server's row that is alike, or behind it."""
+    """Whether a greedy row ends before the plain server's, which is alike, or behind it. Sampled ones do by chance."""
+    if row.asked.temperature:
+        return False
     shorter, longer = (row, plain) if edit == SHORTEST else (plain, row)
     return len(shorter.answer.tokens) < len(longer.answer.tokens) and _alike([row, plain])
 

@@ -338,7 +338,10 @@ class Gate:
         """
         if self.cache_broken:
             return
-        for whole, part in zip(row.places, self.plain.in_pieces(row.answer.prompt, row.answer.tokens), strict=False):
+        parts = list[Scored]()
+        with suppress(Untold):
+            parts = self.plain.in_pieces(row.answer.prompt, row.answer.tokens)
+        for whole, part in zip(row.places, parts, strict=False):
             two = sorted(whole.likeliest, key=lambda token: -whole.likeliest[token])[:2]
             changes = [abs(whole.likeliest[token] - part.likeliest[token]) for token in two if token in part.likeliest]
             self.in_pieces = max(self.in_pieces or 0.0, *changes, 0.0)

@@ -103,8 +103,8 @@ def _length(gate: Gate, why: EditCause) -> str:
     row, plain = gate.lengths.won[why.edit][0]
     where = "ends before the others" if why.edit == SHORTEST else "goes on behind the end of the others"
     return (
-        f"In {many(why.of, 'request')} one of the rows {where}, of the speculative server's and up to two of the plain "
-        f"server's; it is the speculative server's in {why.given}. In request {row.request} that has "
+        f"The plain server has up to two rows of each request. In {many(why.of, 'request')} one row {where}, and in "
+        f"{why.given} of these it is the speculative server's. In request {row.request} that row has "
         f"{many(len(row.answer.tokens), 'new token')} and ends by {_reason(row)!r}, and the plain server's has "
         f"{len(plain.answer.tokens)} and ends by {_reason(plain)!r}."
     )
