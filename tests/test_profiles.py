@@ -165,6 +165,7 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path, monkeypatch: pytest
     [
         ('adaptor = "mine.py"', "unknown key 'adaptor'; did you mean 'adapter'"),
         ("profile = 3", "profile: expected a string, got 3"),
+        ('profile = "nihgtly"', "unknown profile 'nihgtly'; did you mean 'nightly'?"),
         ('options = "--isolate"', "options: expected a list of strings"),
         ("adapter = [1]", "adapter: expected a list of strings"),
         ("adapter = ", "not TOML"),
@@ -175,8 +176,9 @@ def test_a_file_that_is_wrong_is_told_in_a_line(
 ) -> None:
     (tmp_path / "pyproject.toml").write_text(f"[tool.eqcheck]\n{table}\n")
     monkeypatch.chdir(tmp_path)
-    assert main(["audit"]) == USAGE
-    assert said in capsys.readouterr().err.replace("\n", "")
+    for words in (["audit"], ["audit", "eqspec", "--cases", "2"]):
+        assert main(words) == USAGE, "also where the command line says the same thing"
+        assert said in capsys.readouterr().err.replace("\n", "")
 
 
 def test_a_file_without_the_table_says_nothing(tmp_path: Path) -> None:

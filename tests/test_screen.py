@@ -113,13 +113,13 @@ def test_while_causes_are_looked_for_each_is_named_and_counted(clock: list[float
         listen(Settling("mine", "cache/wrong-row", 3, 160, 182))
         listen(Settling("mine", "", 2, 182, 182))
     assert capsys.readouterr().err.splitlines() == [
-        "mine: 0 of 182 failing cases explained; cause 1: mask/window",
-        "mine: 150 of 182 failing cases explained; cause 2: cache/stale-entry",
-        "mine: 182 of 182 failing cases explained; 2 causes",
+        "mine: 0 of 182 failing cases examined; cause 1: mask/window",
+        "mine: 150 of 182 failing cases examined; cause 2: cache/stale-entry",
+        "mine: 182 of 182 failing cases examined; 2 causes",
     ]
 
 
-def test_a_bar_counts_the_cases_that_are_explained(monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
+def test_a_bar_counts_the_cases_that_are_examined(monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -127,9 +127,22 @@ def test_a_bar_counts_the_cases_that_are_explained(monkeypatch: pytest.MonkeyPat
         listen(Settling("mine", "mask/window", 1, 0, 48))
         listen(Settling("mine", "", 1, 48, 48))
     shown = " ".join(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().err).split("\n")[-2].split())
-    assert shown.startswith("mine explained ")
+    assert shown.startswith("mine examined ")
     assert " 48/48 " in shown
     assert shown.endswith(" 1 cause")
+
+
+def test_the_bar_of_stored_cases_ends_with_them(monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with progress() as listen:
+        listen(CaseDone("mine", 11, None, 0, stored=True))
+        listen(CaseDone("mine", 1, 200, 0))
+    last = capsys.readouterr().err.rpartition("mine cases")
+    assert "1/200" in last[2]
+    assert "stored" not in last[2]
+    assert "stored" not in last[0].rpartition("\x1b[2K")[2], "a bar that has no total would go on for ever"
 
 
 def test_one_sampled_case_is_one_and_not_several(clock: list[float], capsys: Printed) -> None:

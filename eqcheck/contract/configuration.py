@@ -17,8 +17,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from eqcheck import __version__
 from eqcheck.contract.errors import UsageError, did_you_mean
 from eqcheck.contract.escaping import one_line
+from eqcheck.contract.profiles import profile
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,7 +46,7 @@ class Configuration:
 def read(folder: Path) -> Configuration:
     """The configuration of the nearest ``pyproject.toml`` with the table, in this folder or above it.
 
-    Raises `UsageError` for a key that there is not, and for a value of another type.
+    Raises `UsageError` for a key or a profile that there is not, and for a value of another type.
     """
     for place in (folder, *folder.parents):
         path = place / _FILE
@@ -86,6 +88,11 @@ def _configuration(path: Path, table: Any) -> Configuration:
             raise UsageError(f"{where}: {key}: expected {kind}, got {one_line(repr(value), 100)}")
         found = [_from_here(path.parent, key, text) for text in texts]
         values[key] = tuple(found) if key in _LISTS else found[0]
+    if named := values.get("profile"):
+        try:
+            profile(named, __version__)  # also where the command line says another draw
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from None
     return Configuration(**values)
 
 

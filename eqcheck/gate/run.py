@@ -62,6 +62,7 @@ class Gate:
     floor: float = 0.0  # the step in which the plain server rounds scores
     in_pieces: float | None = None  # the greatest change of a likely score from one call to calls of some tokens
     stops_heeded: bool | None = None
+    began: float = 0.0
     interrupted: bool = False
     out_of_time: bool = False
     sampled: SampledRows = field(default_factory=SampledRows)
@@ -88,7 +89,8 @@ class Gate:
         bets = ("all", *(f"{number} at once" for number in self.settings.concurrency))
         self.bets = {name: Exceedances() for name in bets}  # all from the start: their weights may not depend on rows
         self.sampled.begin(self.settings.concurrency, self.draft is not None)
-        before, until = self.speculative.metrics(), time.monotonic() + (self.settings.budget or math.inf)
+        before, self.began = self.speculative.metrics(), time.monotonic()
+        until = self.began + (self.settings.budget or math.inf)
         chunk, asked = 0, 0
         try:
             while asked < self.most and not self.crossed and time.monotonic() < until:
@@ -129,10 +131,9 @@ class Gate:
     @property
     def progress(self) -> str:
         """How far it is."""
-        tokens = sum(len(row.answer.tokens) for row in self.rows)
-        evidence = self.log_evidence / math.log(10)
-        said = f"evidence 1e{evidence:.1f}, 1e{math.log10(CROSSES):.0f} decides"
-        return f"{len(self.rows)} requests, {tokens} tokens; {said}"
+        tokens, spent = sum(len(row.answer.tokens) for row in self.rows), time.monotonic() - self.began
+        said = f"evidence 1e{self.log_evidence / math.log(10):.1f}, 1e{math.log10(CROSSES):.0f} decides"
+        return f"{len(self.rows)} of {self.most} requests, {tokens} tokens in {spent:.0f} s; {said}"
 
     @property
     def log_greedy(self) -> float:

@@ -23,7 +23,7 @@ from eqcheck.report.schema import Report, ReportedViolation
 
 _RATED = 5  # cases after the first that say how long the others take
 _PLAIN_EVERY_S = 5.0
-_CAUSES = "failing case"
+_CAUSES, _STORED = "failing case", "stored case"
 
 
 @contextmanager
@@ -57,7 +57,7 @@ class _Count:
                 note = f"cause {number}: {symptom}" if symptom else many(number, "cause")
                 return cls(_CAUSES, done, total, printable(note))
             case CaseDone(stored=True, done=done):
-                return cls("stored case", done, None)
+                return cls(_STORED, done, None)
             case CaseDone(done=done, total=total, lane=lane, failing=failing):
                 noun = "sampled case" if lane.endswith("sampling") else "case"
                 return cls(noun, done, total, f"{failing} in violation" if failing else "")
@@ -83,8 +83,10 @@ def _bars(known: Mapping[str, Collection[str]]) -> Iterator[Listener]:
                     bars.remove_task(tasks.pop(key))
             if (count := _Count.of(event)) is None:
                 return
+            if count.noun != _STORED and (bar := tasks.pop((event.decoder, _STORED), None)) is not None:
+                bars.remove_task(bar)  # no more of them come in this lane, and a bar without a total never ends
             if (key := (event.decoder, count.noun)) not in tasks:
-                name = "explained" if count.noun == _CAUSES else f"{count.noun}s"
+                name = "examined" if count.noun == _CAUSES else f"{count.noun}s"
                 tasks[key] = bars.add_task(printable(f"{event.decoder} {name}"), total=None, note="")
             bars.update(tasks[key], completed=count.done, total=count.total, note=count.note)
 
@@ -111,7 +113,7 @@ def _plain(known: Mapping[str, Collection[str]]) -> Listener:
             return
         printed[key] = now
         line = many(count.done, count.noun) if count.total is None else f"{count.done} of {count.total} {count.noun}s"
-        line += " explained" * causes
+        line += " examined" * causes
         if count.noun == "case" and count.total and count.done >= before + _RATED:
             line += f", about {(now - since) / (count.done - before) * (count.total - count.done):.0f} s left"
         print(f"{event.decoder}: {line}{f'; {count.note}' if count.note else ''}", file=sys.stderr, flush=True)
