@@ -38,6 +38,14 @@ ignored are counted beside the cases.
 """
 
 
+NEEDS = """## Options and situations: wrong cases
+
+A wrong case stands in the row of each option or setting that it needs: without that one it is right. A case that was
+not made smaller stands in the row of each that it has. A switch is an option that eqcheck sets for a whole request
+and holds against the engine without drafts.
+"""
+
+
 def page(reports: Sequence[Report], version: str = __version__) -> str:
     """The page: a row for each report, then for each engine what was tried of it."""
     engines: dict[str, list[Report]] = {}
@@ -48,6 +56,7 @@ def page(reports: Sequence[Report], version: str = __version__) -> str:
         engine = origin.rpartition("/")[2]
         blocks += [f"## {engine}\n\n<{origin}>\n", _cells(own), _issues(engine)]
     blocks += ["## Options and situations: cases\n\nA dash: in none.\n", _situations(reports)]
+    blocks += [NEEDS, _needs(reports)]
     return "\n".join(filter(None, blocks))
 
 
@@ -57,6 +66,23 @@ def _situations(reports: Sequence[Report]) -> str:
     rows = [[what, *(str(report.coverage.get(name) or "-") for report in reports)] for name, what in told.items()]
     met = [row for row in rows if set(row[1:]) != {"-"}]
     return _table(met, ["cases in which", *(f"`{report.decoder.name}`" for report in reports)])
+
+
+def _needs(reports: Sequence[Report]) -> str:
+    """How many wrong cases of each report need an option or a setting; those of the most reports first."""
+    counts = [Counter[str]() for _ in reports]
+    for report, own in zip(reports, counts, strict=True):
+        for one in (condition for violation in report.violations for condition in violation.conditions):
+            for need in one.needs or ["none: the defaults" if one.minimised else "not told"]:
+                own[need] += one.count
+    wrong = [(report, own) for report, own in zip(reports, counts, strict=True) if own]
+    among = Counter(need for own in counts for need in own)
+    rows = [[need, *(str(own[need] or "-") for _, own in wrong)] for need, _ in sorted(among.items(), key=_order)]
+    return _table(rows, ["needs", *(f"`{report.decoder.name}`" for report, _ in wrong)])
+
+
+def _order(counted: tuple[str, int]) -> tuple[int, str]:
+    return -counted[1], counted[0]
 
 
 def _issues(engine: str) -> str:

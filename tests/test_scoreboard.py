@@ -55,3 +55,12 @@ def test_a_report_of_another_version_of_the_tool_is_marked(served: Report) -> No
     own = served.versions["eqcheck"]
     assert f"{own}, not 9.9.9" in BOARD.page([served], "9.9.9")
     assert ", not " not in BOARD.page([served], own)
+
+
+def test_wrong_cases_stand_by_the_options_that_they_need(served: Report) -> None:
+    page = BOARD.page([served]).rpartition("wrong cases\n")[2]
+    assert cells(page, "temperature") == ["14"]
+    assert cells(page, "dictated-drafts") == ["8"]
+    assert cells(page, "not told") == ["111"], "crashes that were not made smaller are no fault of the defaults"
+    right = load(ROOT / "reports" / "mlx_vlm")
+    assert "mlx_vlm" not in BOARD.page([served, right]).rpartition("wrong cases\n")[2], "no column without a wrong case"
