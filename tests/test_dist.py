@@ -76,6 +76,17 @@ def test_the_checks_pass_and_can_fail(tool: str, dist: Path, tmp_path: Path) -> 
     assert run(*CHECKS[tool], str(spoilt)).returncode != 0
 
 
+def test_links_of_the_description_lead_to_the_repository(dist: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("METADATA"))
+        described = archive.read(name).decode().partition("\n\n")[2]
+    links = re.findall(r"\]\(([^)]+)\)", described)
+    assert len(links) == len(re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))) > 20
+    assert not [link for link in links if not link.startswith("https://")], "an index does not know the other files"
+    assert [link for link in links if "/raw/" in link and link.endswith(".png")], "a picture, not the page that has it"
+
+
 def test_the_version_is_the_same_everywhere(dist: Path) -> None:
     version = eqcheck.__version__
     assert {path.name for path in dist.iterdir()} == {
