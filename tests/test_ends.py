@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from drafting import DraftSeesNoPrompt, losses_and_rounds, twice
 
+import eqcheck
 from eqcheck.attribution.ids import variants
 from eqcheck.attribution.losses import draft_warnings
 from eqcheck.attribution.witnesses import second_opinion
@@ -22,6 +24,7 @@ from eqcheck.catalogue.engines.rows import PerRow, Uncached
 from eqcheck.contract.decoders import Decoder
 from eqcheck.decoding.harness import run, truth_of
 from eqcheck.explanation.records import Explanation
+from eqcheck.explanation.statements import said
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import Oracle, judge
 from eqcheck.result.findings import Options
@@ -229,3 +232,53 @@ def test_a_prompt_that_is_fed_at_once_is_never_unfinished() -> None:
     found = judge(run(build(OneEarly, "uncached").function, Case(PROMPTS, 4, 2, accepts=((2,), (1,))))).explanation
     assert found is not None
     assert found.kind != "unfinished-prompt"
+
+
+# Rows that go on:
+
+
+def going_on(target: Any, draft: Any, request: Any) -> list[list[int]]:
+    """One row at a time, without a cache; a row that has ended goes on for two rounds."""
+    outputs = []
+    for prompt in request.prompts:
+        row, late = list(prompt), 0
+        while late < 3:
+            drafts = list[int]()
+            for _ in range(request.num_draft_tokens):
+                drafts.append(int(draft(input_ids=torch.tensor([[*row, *drafts]])).logits[0, -1].argmax()))
+            answers = target(input_ids=torch.tensor([[*row, *drafts]])).logits[0].argmax(-1).tolist()[len(row) - 1 :]
+            agreed = next((n for n, token in enumerate(drafts) if token != answers[n]), len(drafts))
+            row += answers[: agreed + 1]
+            late += late > 0 or len(row) - len(prompt) >= request.max_new_tokens
+        outputs.append(row[len(prompt) :])
+    return outputs
+
+
+def test_a_row_that_goes_on_for_rounds_is_wrong_in_the_first_of_them() -> None:
+    case = Case(prompts=((10,),), max_new_tokens=2, num_draft_tokens=1, accepts=((0,) * 9,))
+    found = explained(eqcheck.decoder(name="going-on")(going_on), case)
+    assert (found.fingerprint, found.token_index, found.round) == ("bookkeeping/over-length", 2, 3)
+    assert len(found.observed_row) > 3, "the row has more rounds behind that one"
+    assert found.repair is not None
+    assert not found.repair.failed, "a token behind the end of a row has no right context to be given"
+
+
+def with_prompt(target: Any, draft: Any, request: Any) -> list[list[int]]:
+    """Each row ends where its prompt and new tokens together end with a stop sequence."""
+    outputs = []
+    for prompt, options in zip(request.prompts, request.rows, strict=True):
+        row = list(prompt)
+        while len(row) - len(prompt) < options.max_new_tokens and not (len(row) > len(prompt) and options.ended(row)):
+            row.append(int(target(input_ids=torch.tensor([row])).logits[0, -1].argmax()))
+        outputs.append(row[len(prompt) :])
+    return outputs
+
+
+def test_a_stop_that_begins_in_the_prompt_is_told() -> None:
+    first = truth_of(Case(prompts=((10, 11),), max_new_tokens=1)).rows[0][0]
+    stopping = Case(prompts=((10, 11),), max_new_tokens=4, stop_sequences=(((11, first),),))
+    found = explained(eqcheck.decoder(name="with-prompt", capabilities=("stop-sequences",))(with_prompt), stopping)
+    assert found.fingerprint == "bookkeeping/premature-stop"
+    assert f"the row's prompt and new tokens together hold its stop sequence 11 {first}" in said(found.facts)
+    plain = replace(stopping, stop_sequences=(((12, first),),))
+    assert judge(run(with_prompt, plain)).status == "equivalent"

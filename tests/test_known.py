@@ -70,7 +70,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     [
         (PAST_EOS, "bookkeeping/past-eso", "did you mean 'bookkeeping/past-eos'?"),
         (f'"{PAST_EOS}"', "3", "expected a fingerprint such as 'mask/window', got 3."),
-        ('link = "https://example.org/1"', "", "(bookkeeping/past-eos): expected a link, 'https://...', got None"),
+        ('link = "https://example.org/1"', "", "(bookkeeping/past-eos): expected a link, 'https://...', got none"),
         ("https://example.org/1", "javascript:alert(1)", "expected a link"),
         ("https://example.org/1", "https://example.org/\\u001b[31m", "expected a link"),
         ("2026-12-31", '"2026-12-31"', "expected until = a date such as 2027-03-31, without quotes"),

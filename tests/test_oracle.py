@@ -330,7 +330,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompts": None}, "prompts: expected list[list[int]], got NoneType None"),
     (
         {"prompts": torch.tensor(ONE)},
-        "prompts: expected list[list[int]], got a Tensor of shape [1, 2] on cpu; call .tolist() on it",
+        "prompts: expected list[list[int]], got a Tensor of shape [1, 2] on cpu; call .tolist() on it and leave out the pads",
     ),
     (
         {"prompts": [torch.tensor([1, 2])]},
@@ -343,15 +343,15 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompts": [[1], [2, -1]]}, "prompts[1][1]: expected a token in 0..66, got -1"),
     ({"prompts": [[1], [2.0]]}, "prompts[1][0]: expected a token id (int), got float 2.0"),
     ({"outputs": None}, "outputs: expected list[list[int]] with 2 rows, got NoneType None"),
-    ({"outputs": ONE}, "outputs: expected list[list[int]] with 2 rows, got 1 rows"),
+    ({"outputs": ONE}, "outputs: expected list[list[int]] with 2 rows, got 1 row"),
     ({"outputs": [*TWO, [4]]}, "outputs: expected list[list[int]] with 2 rows, got 3 rows"),
     (
         {"outputs": torch.ones(2, 3).long()},
-        "with 2 rows, got a Tensor of shape [2, 3] on cpu; call .tolist() on it",
+        "with 2 rows, got a Tensor of shape [2, 3] on cpu; call .tolist() on it and leave out the pads",
     ),
     (
         {"outputs": np.ones((2, 3), int)},
-        "with 2 rows, got a ndarray of shape [2, 3]; call .tolist() on it",
+        "with 2 rows, got a ndarray of shape [2, 3]; call .tolist() on it and leave out the pads",
     ),
     (
         {"outputs": [[1], torch.tensor([2])]},

@@ -165,6 +165,16 @@ def test_decoders_side_by_side_have_a_clock_each(clock: list[float], capsys: Pri
     assert said[0] == "one: 6 of 100 cases, about 94 s left"
 
 
+def test_the_time_that_is_left_is_that_of_the_lane(clock: list[float], capsys: Printed) -> None:
+    with progress() as listen:
+        for total, seconds in ((100, 2), (50, 1)):
+            for number in range(1, 12):
+                clock[0] += seconds
+                listen(CaseDone("mine", number, total, 0, lane="checkpoint" if total == 50 else "transparent"))
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == "mine: 8 of 50 cases, about 42 s left", "the slower cases of the lane before are no part of it"
+
+
 def test_the_campaign_tells_which_cause_and_how_far() -> None:
     events: list[Event] = []
     audit(registry.load("bsp"), Options(cases=12), events.append)

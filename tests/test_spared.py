@@ -22,7 +22,7 @@ def _by_k(**counts: int) -> Places:
 def test_a_value_that_chance_may_spare_is_not_told_as_spared() -> None:
     assert lying(_by_k(few=22), _by_k(one=30, few=55, many=23)) == []  # each of the two might be spared by chance
     assert lying(_by_k(few=40, many=20), _by_k(one=60, few=20, many=20)) == [
-        "K of 2 or more only: 60 of 100 cases; K of 1: 0 of 60"
+        "K of 2 or more: 60 of 100 cases; not seen with K of 1: 0 of 60"
     ]
 
 

@@ -126,8 +126,7 @@ class Reader:
         if not asked.ends:
             return None
         last = max(self.labels.rounds[asked.row], default=0)  # a row may stay in the batch after its end
-        missing = asked.index < len(asked.verdict.expected)
-        number = self.sources.answered(asked.row, asked.index) if missing else last
+        number = self.sources.answered(asked.row, asked.index)
         return self._bookkeeping(asked, number or last, "the row is right so far")
 
     def _prompt_unfinished(self, asked: WrongToken) -> Finding | None:

@@ -137,8 +137,8 @@ class Repairer:
             label = self.labels.of[call.number, row, column]
             if fix.pads is not None:
                 fix.pads[row, column] = label.what == "pad"
-            if label.what == "token":
-                labels[column] = label
+            if label.what == "token" and label.position < len(self.labels.sequence(label.request)):
+                labels[column] = label  # behind the end of a row there is no right context
                 fix.known[row, column] = True
                 if "position" in self.parts:
                     fix.positions[row, column] = label.position

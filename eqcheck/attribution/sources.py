@@ -92,7 +92,7 @@ class Sources:
         others = [one for r, one in enumerate(outputs) if r not in (row, *ended) and one != expected[r]]
         nobody = len(outputs) > 1 and not ended and not any(one and one[-1] in eos for one in others)
         prompt, room = case.prompts[row], case.max_new_tokens - len(tokens)
-        answered = self.answered(row, len(tokens))
+        answered, met = self.answered(row, len(tokens)), case.options[row].stop_within((*prompt, *tokens))
         in_prompt = [prompt.index(token) for token in eos & set(prompt)]
         rows = [
             ("eos-of-others", "eos_rows", {r for r in ended if outputs[r][-1] in eos}),
@@ -100,14 +100,14 @@ class Sources:
             ("all-right", "full_rows", {own.row for own in here if own.accepted and not own.columns}),
             ("eos-drafted", "drafted_rows", {r for r, ids in drafted.items() if ids}),
         ]
-        k = case.num_draft_tokens or 0
+        k, pads = case.num_draft_tokens or 0, expected[row].count(case.pad_token_id)
         of_answer = {"missing": missing, "answered_in": answered}
-        pads = expected[row].count(case.pad_token_id)
         told: list[tuple[str, object, dict[str, Any]]] = [  # what may be said, whether it is so, and its facts
             ("eos-answered" if missing in eos else "next-answered", answered, of_answer),
             *((name, some, {fact: " ".join(map(str, sorted(some)))}) for name, fact, some in rows),
             ("nobody-ended", nobody, {}),
             ("eos-in-prompt", in_prompt, {"eos_position": min(in_prompt, default=0)}),
+            ("stop-with-prompt", met, {"stop": " ".join(map(str, met))}),
             ("as-many-pads", pads == len(expected[row]) - len(tokens), {}),
             ("pad-last", tokens[-1:] == (case.pad_token_id,), {}),
             ("little-room", k and room <= k, {"room": room, "block": k + 1}),

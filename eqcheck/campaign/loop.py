@@ -25,7 +25,7 @@ from eqcheck.store.casefile import stored_violation
 from eqcheck.store.corpus import Corpus
 
 UNREPEATED = "the case did not fail again when it was decoded alone, so no cause was looked for"
-_NOT_ASKED = "options of rows were not asked for: rows without options are wrong already"
+_NOT_ASKED = "options of rows were not asked on a checkpoint: cases on the transparent target are wrong already"
 
 
 def audit(decoder: Decoder, options: Options, listen: events.Listener = lambda event: None) -> Audit:

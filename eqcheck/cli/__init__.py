@@ -97,7 +97,7 @@ def _read(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
         wrong = next((word for word in rest if word.startswith("-")), rest[0])
         near = f"; {wrong} is an option of another command;" if wrong in known else did_you_mean(wrong, known)
         raise UsageError(
-            f"unrecognized arguments: {' '.join(rest)}{near or ';'} `{parser.prog} --help` has what there is"
+            f"unrecognized arguments: {' '.join(rest)}{near or ';'} `{parser.prog} {words[0]} --help` has what there is"
         )
     if rest:
         options.specs = [*options.specs, *rest]

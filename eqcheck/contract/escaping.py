@@ -87,7 +87,8 @@ def _longer(text: str, least: int) -> str:
 def listed(value: Any) -> str:
     """`describe`, and how a tensor, an array or a generator becomes a list."""
     if hasattr(value, "tolist"):
-        return f"{describe(value)}; call .tolist() on it"
+        pads = " and leave out the pads" * (len(value.shape) > 1)
+        return f"{describe(value)}; call .tolist() on it{pads}"
     return f"a {type(value).__name__}; call list(...) on it" if isinstance(value, Iterator) else describe(value)
 
 

@@ -115,7 +115,7 @@ _RECORDS = (
         rank=_CACHE + 3,
         mended_by="mask",
     ),
-    Kind("cache", "stale-entry", "a rejected draft token is seen", rank=_CACHE + 4, mended_by="mask"),
+    Kind("cache", "stale-entry", "a draft token is seen that the row does not have", rank=_CACHE + 4, mended_by="mask"),
     Kind(
         "cache",
         "duplicate-entry",

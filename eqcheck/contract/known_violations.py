@@ -124,7 +124,9 @@ def _entry(table: dict[str, Any], where: str) -> Known:
         raise UsageError(f"{where}: expected a fingerprint such as 'mask/window', got {got}{near} See `eqcheck kinds`")
     where = f"{where} ({one_line(fingerprint, 100)})"
     if not isinstance(link, str) or not re.fullmatch(r"https?://[!-~]+", link):
-        raise UsageError(f"{where}: expected a link, 'https://...', got {one_line(f'{link!r}', 100)}")
+        raise UsageError(
+            f"{where}: expected a link, 'https://...', got {one_line(repr(link), 100) if link is not None else 'none'}"
+        )
     if not isinstance(until, date) or isinstance(until, datetime):
         raise UsageError(f"{where}: expected until = a date such as 2027-03-31, without quotes, got {until!r:.100}")
     decoder = table.get("decoder", "")

@@ -143,6 +143,11 @@ class RowOptions:
         """The stop sequences with which new tokens end."""
         return [stop for stop in self.stop_sequences if tuple(tokens[-len(stop) :]) == stop]
 
+    def stop_within(self, tokens: Sequence[int]) -> tuple[int, ...]:
+        """The first stop sequence that stands anywhere in these tokens; empty where none does."""
+        ends = range(1, len(tokens) + 1)
+        return next((stop for end in ends for stop in self.stops_of(tokens[:end])), ())
+
     def until(self, right: Sequence[int], count: int) -> tuple[int, ...]:
         """The right row where so many of its tokens are returned: a cancelled one may end early.
 
@@ -220,13 +225,13 @@ def options_of(options: RowOptions) -> str:
     """The options that change the scores of a row, or end it, in words; of long lists the first entries.
 
     >>> options_of(RowOptions(4, min_new_tokens=2, logit_bias={7: -1.5}, stop_sequences=((3, 9),)))
-    'min_new_tokens 2, logit_bias 7: -1.5, stop_sequences 3 9'
+    'min_new_tokens 2, logit_bias 7: -1.5, stop_sequences [3 9]'
     """
     said = []
     for name in (*SCORING, "stop_sequences"):
         value = getattr(options, name)
         if name in ("bad_words", "stop_sequences"):
-            entries = [" ".join(map(str, word)) for word in value]
+            entries = [f"[{' '.join(map(str, word))}]" for word in value]
         elif name == "grammar":
             entries = [f"{state}: {' '.join(map(str, ids)) or 'end'} to {after}" for state, ids, after in value]
         elif isinstance(value, tuple):

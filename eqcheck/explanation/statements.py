@@ -24,6 +24,7 @@ STATEMENTS = {
     "all-right": "all draft tokens of {full_rows:row} were the target's own in this round",
     "eos-drafted": "an EOS was among the rejected draft tokens of {drafted_rows:row} in this round",
     "eos-in-prompt": "the row's prompt holds an EOS at position {eos_position}",
+    "stop-with-prompt": "the row's prompt and new tokens together hold its stop sequence {stop}",
     "pad-last": "the row's last token is the pad id",
     "as-many-pads": "as many ids of its right row are the pad id as are missing",
     "little-room": "the row is {room:token} short of its limit, where a block has up to K + 1 = {block}",

@@ -96,7 +96,7 @@ def _bars(known: Mapping[str, Collection[str]]) -> Iterator[Listener]:
 def _plain(known: Mapping[str, Collection[str]]) -> Listener:
     started: dict[str, float] = {}
     printed: dict[tuple[str, str], float] = {}
-    first: dict[tuple[str, str], tuple[float, int]] = {}  # time and count, when a decoder is loaded and decodes
+    first: dict[tuple[Any, ...], tuple[float, int]] = {}  # time and count, when a lane has a decoder loaded
 
     def listen(event: Event) -> None:
         now = time.monotonic()
@@ -107,7 +107,7 @@ def _plain(known: Mapping[str, Collection[str]]) -> Listener:
             return
         # The first word on causes comes at once, since the next may take long; the last comes always.
         causes, key = count.noun == _CAUSES, (event.decoder, count.noun)
-        since, before = first.setdefault(key, (now, count.done))
+        since, before = first.setdefault((*key, count.total), (now, count.done))
         last = printed.setdefault(key, begun if count.noun == "case" else 0.0)
         if now - last < _PLAIN_EVERY_S and not (causes and count.done == count.total):
             return
@@ -188,6 +188,8 @@ def _verdict(content: Content, folder: str, width: int, short: bool) -> list[str
     name, failed = report.decoder.name, report.verdict == "violation" and report.cases.violation
     line = f"{name}: {report.verdict}{f' in {failed} of' if failed else ','} {many(report.cases.run, 'case')}"
     line += ", none wrong by itself" if content.law_alone else ""
+    if report.violations and all(one.known_until is not None for one in report.violations):
+        line += "; all of it is known and passes"
     if failed and report.cases.inconclusive:
         line += f"; {many(report.cases.inconclusive, 'other failing case')} inconclusive"
     line += "; VACUOUS, see the warning" if content.loud else ""

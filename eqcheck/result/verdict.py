@@ -120,7 +120,7 @@ def check_rows(outputs: Any, count: int, vocab_size: int, name: str = "outputs")
     if not isinstance(outputs, list | tuple):
         raise OutputError(f"{name}: {expectation}, got {listed(outputs)}")
     if len(outputs) != count:
-        raise OutputError(f"{name}: {expectation}, got {len(outputs)} rows")
+        raise OutputError(f"{name}: {expectation}, got {many(len(outputs), 'row')}")
     return tuple(check_row(row, vocab_size, f"{name}[{index}]") for index, row in enumerate(outputs))
 
 

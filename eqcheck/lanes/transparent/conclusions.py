@@ -106,18 +106,25 @@ def lying(
             if chance * len(values) < _BY_CHANCE:
                 break
             del spared[least]
-        hit = [value for value in values if value not in spared]
+        hit = [value for value, (failed_there, _) in values.items() if failed_there]
         if spared and hit and (smallest or {}).get(axis) not in spared:
-            sides = [f"{named(axis, *hit)} only: {failed} of {left} cases"]
-            sides += [f"{named(axis, value)}: 0 of {of}" for value, of in spared.items()]
+            sides = [f"{named(axis, *hit)}: {failed} of {sum(values[value][1] for value in hit)} cases"]
+            sides += [f"not seen with {named(axis, value)}: 0 of {of}" for value, of in spared.items()]
+            unsure = {value: of for value, (_, of) in values.items() if value not in (*hit, *spared)}
+            sides += [f"{named(axis, value)}: 0 of {of}, which may be chance" for value, of in unsure.items()]
             said.append("; ".join(sides) + beside)
     if crashed := _cases(crashing):
         dark = [place for place in sorted(crashing) if not (failing[place] or right[place])]
-        said += [f"not known for {named(*place)}, where {many(crashing[place], 'case')} crash" for place in dark]
+        here = f"{many(crashing[dark[0]], 'case')} {_crash(crashing[dark[0]])}" if len(dark) == 1 else "cases crash"
+        said += [f"not known for {', '.join(named(*place) for place in dark)}, where {here}"] if dark else []
         shown = f"{failed} of {total} cases that do not fail otherwise; no condition is sure"
-        hides = f"{many(crashed, 'other case')} {'crashes' if crashed == 1 else 'crash'}, and may hide a condition"
+        hides = f"{many(crashed, 'other case')} {_crash(crashed)}, and may hide a condition"
         said = said or [f"{shown}; {hides}"]
     return said
+
+
+def _crash(count: int) -> str:
+    return "crashes" if count == 1 else "crash"
 
 
 def _log_comb(n: int, k: int) -> float:
