@@ -17,6 +17,7 @@ from eqcheck.attribution.confusion import said_of_query
 from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.record import Write
 from eqcheck.attribution.sources import Sources
+from eqcheck.attribution.turns import Turns
 from eqcheck.attribution.walk import Walk, order_of
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.contract.family import FAMILY
@@ -126,7 +127,9 @@ class Reader:
         if not asked.ends:
             return None
         last = max(self.labels.rounds[asked.row], default=0)  # a row may stay in the batch after its end
-        number = self.sources.answered(asked.row, asked.index)
+        missing = asked.index < len(asked.verdict.expected)
+        in_call = self.sources.answered if missing else Turns(self.run, self.labels).committed_in
+        number = in_call(asked.row, asked.index)
         return self._bookkeeping(asked, number or last, "the row is right so far")
 
     def _prompt_unfinished(self, asked: WrongToken) -> Finding | None:

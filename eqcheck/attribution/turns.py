@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from eqcheck.attribution.labels import Labels
 from eqcheck.attribution.record import Label, Write, self_hidden
@@ -87,6 +88,11 @@ class Turns:
     def asked(self, row: int, index: int) -> int:
         """The first call in which a query stood for the token before this new one of a row; 0 for none."""
         return self._asked.get((row, index), 0)
+
+    def committed_in(self, row: int, index: int) -> int | None:
+        """The call in whose round this new token of a row was committed; None where the rounds do not tell."""
+        calls = (one.call for one in self.rounds[row] for _ in one.committed)
+        return next(islice(calls, index, None), None)
 
     def _had(self, row: int, since: int, call: int) -> int:
         """How many new tokens the row had when a call was made; ``since`` is its call before."""

@@ -148,6 +148,7 @@ def row(prompt: list[int], max_new_tokens: int, **options: Any) -> tuple[list[in
     """A prompt and what is asked for it."""
     asked = SimpleNamespace(max_new_tokens=max_new_tokens, eos_token_ids=(), min_new_tokens=0, arrival=0)
     asked.stop_sequences, asked.logprobs, asked.prompt_logprobs, asked.cancel_after = (), False, False, None
+    asked.no_repeat_ngram_size, asked.n = 0, 1
     asked.repetition_penalty, asked.presence_penalty, asked.frequency_penalty = 1.0, 0.0, 0.0
     asked.logit_bias, asked.bad_words, asked.allowed_ids, asked.grammar = (), (), (), ()
     asked.temperature, asked.top_k, asked.top_p, asked.min_p, asked.seed = 0.0, 0, 1.0, 0.0, None

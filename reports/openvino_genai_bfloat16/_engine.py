@@ -14,8 +14,8 @@ def prepare() -> None:
     """Nothing has to be set before the engine is imported."""
 
 
-def start(target: str, draft: str, request: "Request") -> Any:
-    """A pipeline with the request's settings."""
+def start(target: str, draft: str, request: "Request", **scheduled: Any) -> Any:
+    """A pipeline with the request's settings, and others of the scheduler."""
     import openvino_genai
 
     target, draft = exported(target), exported(draft)
@@ -28,6 +28,8 @@ def start(target: str, draft: str, request: "Request") -> Any:
         scheduler.max_num_batched_tokens = request.token_budget
     if request.prefix_caching is not None:
         scheduler.enable_prefix_caching = request.prefix_caching
+    for name, value in scheduled.items():
+        setattr(scheduler, name, value)
     properties = dict(precise)
     if request.drafting == "model":
         properties["draft_model"] = openvino_genai.draft_model(draft, "CPU", **precise)
@@ -139,6 +141,7 @@ def generation_config(row: "RowOptions", request: "Request") -> Any:
         config.structured_output_config = openvino_genai.StructuredOutputConfig(grammar=rules)
     if row.eos_token_ids:  # a minimum holds back whatever is an EOS, also where EOS are ignored
         config.min_new_tokens = row.min_new_tokens
+    config.logprobs = int(row.logprobs)
     if request.drafting != "none":
         config.num_assistant_tokens = request.num_draft_tokens
     if request.drafting == "ngram":
@@ -160,7 +163,7 @@ def decode(pipeline: Any, request: "Request", observed: dict[str, Any] | None = 
     prompts = [openvino.Tensor(numpy.array([prompt], dtype=numpy.int64)) for prompt in request.prompts]
     configs = [generation_config(row, request) for row in request.rows]
     observed = {} if observed is None else observed
-    if not any(row.arrival for row in request.rows):
+    if not any(row.arrival or row.logprobs for row in request.rows):  # with `generate` no log-probability is told
         results = pipeline.generate(prompts, configs)
         metrics = results[0].extended_perf_metrics
         if hasattr(metrics, "get_num_draft_tokens"):  # an older version does not count them
@@ -177,6 +180,11 @@ def decode(pipeline: Any, request: "Request", observed: dict[str, Any] | None = 
             handles[row] = pipeline.add_request(row, prompts[row], configs[row])
         pipeline.step()
         step += 1
-    found = [handles[row].read_all()[0] for row in range(len(prompts))]
-    observed["ends"] = [ended([one.finish_reason]) for one in found]
-    return [list(one.generated_ids) for one in found]
+    if any(str(handle.get_status()).endswith("IGNORED") for handle in handles.values()):
+        raise eqcheck.Unsupported("the requests do not fit into its KV blocks together: it drops them, and says so")
+    told = [next(iter(handles[row].read_all()), None) for row in range(len(prompts))]  # a row may be left without one
+    observed["ends"] = [ended([answer.finish_reason] if answer else ()) for answer in told]
+    for options, answer, end in zip(request.rows, told, observed["ends"], strict=True):
+        if answer and options.logprobs:
+            end["logprobs"] = list(map(float, answer.generated_log_probs))
+    return [list(answer.generated_ids) if answer else [] for answer in told]

@@ -2,10 +2,10 @@
 
 openvino_genai_bfloat16 2026.4.1.0-3408-ab01d1771e4. Needs temperature. Without speculation the engine is right.
 sampling/stray-law: rows are not drawn from the law of the target, and no part of a round leads clearly. the
-evidence against the target's law reached 1.4e+06 within 87 tokens: with a right decoder that happens in 1 of
-1.4e+06 audits at most; no part of a round leads clearly; the bet that earns most is on tokens drawn with
+evidence against the target's law reached 1.9e+07 within 108 tokens: with a right decoder that happens in 1 of
+1.9e+07 audits at most; no part of a round leads clearly; the bet that earns most is on tokens drawn with
 earlier random numbers of the row. That is of the request below, drawn again and again; in the audit the
-evidence reached 2.5e+153 within 3172 tokens (at the end, by regime: std 1e11, one 1e42, peaked 1e106, flat
+evidence reached 1.6e+147 within 3175 tokens (at the end, by regime: std 1e11, one 1e41, peaked 1e101, flat
 1e2, ngram 1e0); in 41 cases of it a token was emitted that has no probability under the options of its row
 
     eqcheck checkpoint write full target --draft draft --agreement 0.75 --dtype bfloat16

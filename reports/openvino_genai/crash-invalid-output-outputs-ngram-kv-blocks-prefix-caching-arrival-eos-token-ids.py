@@ -1,6 +1,6 @@
 """openvino_genai: crash/invalid-output:outputs, found by eqcheck 0.3.0.
 
-openvino_genai 2026.4.1.0-3408-ab01d1771e4. Needs ngram, kv-blocks, arrival, eos-token-ids. Without speculation the engine is right.
+openvino_genai 2026.4.1.0-3408-ab01d1771e4. Needs ngram, kv-blocks, prefix-caching, arrival, eos-token-ids. Without speculation the engine is right.
 crash/invalid-output:outputs: what the decoder returned, or left of its request, breaks the contract.
 outputs[6][2]: expected a token in 0..255, got -1
 
@@ -24,7 +24,7 @@ ROWS = [
     row([222, 94, 126, 224, 150, 207, 153, 233, 71, 188, 199, 184, 57, 217, 126, 180, 89, 227, 15, 16, 222, 161, 84, 203, 17, 59, 3, 178, 126, 190, 239, 32, 232, 94, 112, 213, 34, 50, 246, 128], 5, eos_token_ids=[69, 120]),
     row([148, 199, 227, 136, 210, 199, 2, 134, 177, 14, 228], 29, eos_token_ids=[69, 120], arrival=13),
 ]
-SETTINGS = {'num_draft_tokens': 3, 'drafting': 'ngram', 'token_budget': None, 'kv_blocks': 10, 'prefix_caching': None}
+SETTINGS = {'num_draft_tokens': 3, 'drafting': 'ngram', 'token_budget': None, 'kv_blocks': 10, 'prefix_caching': True}
 
 # The tokens of the target alone, for each row.
 EXPECTED = [[64, 95, 106, 48, 212, 148, 214, 235, 138, 114, 61, 173, 179, 67, 140, 90, 143, 210, 213, 101, 132, 126, 89, 102], [128, 173, 189, 109, 178, 78, 21, 23, 231], [14], [100, 154, 22, 6, 203, 135, 242, 60, 32, 33, 89, 140, 171, 55, 125, 32, 150, 123], [217, 197, 46, 109, 122, 88, 204, 220, 79, 218, 78, 58, 2, 28, 192, 37], [151], [89, 210, 88, 171, 99, 145, 134, 225, 88, 137, 114, 162, 168, 220, 221, 93, 200, 153, 123, 132, 59, 118, 12, 88, 251, 185, 83], [101, 165, 226, 251, 224, 199, 69], [124, 114, 155, 180, 220, 166, 107, 249, 248, 130, 179, 186, 221, 67, 240, 100, 62, 216, 152, 50, 204, 111, 89, 67, 156, 249], [73, 6, 64, 73, 234, 21, 150], [236, 29, 231, 144, 33], [28, 15, 218, 38, 16, 136, 84, 209, 144, 68, 197, 218, 28, 13, 120]]
