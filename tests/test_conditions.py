@@ -65,7 +65,8 @@ def test_what_crashes_hide_is_said() -> None:
         "3 of 25 cases that do not fail otherwise; no condition is sure; "
         "180 other cases crash, and may hide a condition"
     ]
-    sure = "right padding: 12 of 20 cases; not seen with left padding: 0 of 20; not counted are 180 cases of another failure"
+    shown = "right padding: 12 of 20 cases; not seen with left padding: 0 of 20"
+    sure = f"{shown}; not counted are 180 cases of another failure"
     assert lying(shows, spared + places(*[LEFT] * 20), 180, both) == [sure]
     # The smallest failing case was made, not drawn, and its own side was spared by the drawn ones.
     right = spared + places(*[LEFT] * 20)

@@ -330,7 +330,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"prompts": None}, "prompts: expected list[list[int]], got NoneType None"),
     (
         {"prompts": torch.tensor(ONE)},
-        "prompts: expected list[list[int]], got a Tensor of shape [1, 2] on cpu; call .tolist() on it and leave out the pads",
+        "prompts: expected list[list[int]], got a Tensor of shape [1, 2] on cpu; call .tolist() on it and leave out "
+        "the pads",
     ),
     (
         {"prompts": [torch.tensor([1, 2])]},
