@@ -189,7 +189,7 @@ def _verdict(content: Content, folder: str, width: int, short: bool) -> list[str
     line = f"{name}: {report.verdict}{f' in {failed} of' if failed else ','} {many(report.cases.run, 'case')}"
     line += ", none wrong by itself" if content.law_alone else ""
     if report.violations and all(one.known_until is not None for one in report.violations):
-        line += "; all of it is known and passes"
+        line += "; all of it is known"
     if failed and report.cases.inconclusive:
         line += f"; {many(report.cases.inconclusive, 'other failing case')} inconclusive"
     line += "; VACUOUS, see the warning" if content.loud else ""
