@@ -373,11 +373,12 @@ def test_the_chance_is_that_of_noise_which_emits_the_same(models: tuple[Any, Any
 def test_every_edit_is_one_that_is_tried_and_says_which_kind_it_would_be() -> None:
     scopes: dict[str, list[Any]] = {"state": [], "window": [], "": []}
     target: Any = SimpleNamespace(recurrent=True, windows={0: 32}, rings=(32,), scopes=scopes, draft=None)
+    target.case = SimpleNamespace(prefix_caching=True)
     everywhere = {hypothesis.edit.id for hypothesis in systematic(target)}
     tried = everywhere | {rule.edit.id for rule in RULES}
     evidence_of_one_row = {"shifted-positions", "another-seen", "another-instead", "rows-exchanged", "ended-row-seen"}
     evidence_of_one_row |= {"token-lost", "chunk-lost", "chunk-blind", "chunk-restarted", "window-lost", "state-cut"}
-    evidence_of_one_row |= {"positions-behind-hit"}
+    evidence_of_one_row |= {"positions-behind-hit", "hit-of-another"}
     evidence_of_one_row |= {"state-without-end", "state-left", "state-taken", "state-pads", "state-of-another-place"}
     rest = {name for name in EDITS if name not in tried | evidence_of_one_row}
     assert {EDITS[name].component for name in rest} == {"bookkeeping", "options"}

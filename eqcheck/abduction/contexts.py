@@ -1,4 +1,4 @@
-"""Edits of what is seen: what each changes in an engine. Those of windows and of states have modules of their own."""
+"""Edits of what is seen, and what each changes in an engine; prefixes, windows and states have their own modules."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from eqcheck.abduction.blocks import GONE, PAD_SLOT, FedBlock, HeldToken, RowView
 from eqcheck.abduction.edits import LINE, OWN, edit
+from eqcheck.abduction.prefixes import PREFIXES
 from eqcheck.abduction.program import Recomputation
 from eqcheck.abduction.simulation import Simulation
 from eqcheck.abduction.states import STATES
@@ -45,11 +46,6 @@ def _shifted(concerned: Callable[[int], bool]) -> Callable[[Simulation, FedBlock
 def _restarted(sim: Simulation, block: FedBlock, rank: int) -> int:
     at = block.start + rank
     return at - sim.context.token if sim.context.token <= at < len(sim.evidence.prompts[block.turn.row]) else at
-
-
-def _behind_hit(sim: Simulation, block: FedBlock, rank: int) -> int:
-    at = block.start + rank
-    return at - sim.context.token if at >= sim.context.token else at
 
 
 def _pads_at(sim: Simulation, block: FedBlock, rank: int) -> int:
@@ -162,8 +158,6 @@ CONTEXTS = (
     edit("position/query-position", "chunk-restarted",
          "the prompt is cut before position {position}, and positions of its second part begin at 0",
          position=_restarted),
-    edit("position/query-position", "positions-behind-hit",
-         "the first {position} tokens are cached already, and positions behind them begin at 0", position=_behind_hit),
     # The amount is the position of pads.
     edit("mask/pad-visible", "pads-seen", "pads are seen", (*BATCH, *ANEW), (0, 1),
          Recomputation(position=lambda row, column, amount: row.positions[column] if row.real[column] else amount,
@@ -260,6 +254,7 @@ CONTEXTS = (
     # With a token of 1 the row that ended keeps its last draft tokens, too.
     edit("cache/wrong-row", "ended-row-seen", "what row {row} left in the cache is seen",
          kept=lambda sim, back: back.surplus * (back.ended and sim.context.token), end=_see_ended_row),
+    *PREFIXES,
     *WINDOWS,
     *STATES,
 )

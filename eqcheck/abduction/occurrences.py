@@ -41,10 +41,13 @@ def systematic(evidence: Evidence) -> Iterator[EditedContext]:
         recurs = edit.scope in ("state", "states")
         if (recurs and not evidence.recurrent) or (edit.scope == "windows" and not evidence.windows):
             continue
+        if edit.scope == "prefix" and not evidence.case.prefix_caching:
+            continue
         for amount in edit.amounts:
             for place in edit.places:
                 style, _, schedule = place.partition("/")
-                context = EditedContext(edit=edit, amount=amount, style=style, schedule=schedule)
+                once = edit.scope == "prefix"  # a hit may be of a row that ended otherwise
+                context = EditedContext(edit=edit, amount=amount, style=style, schedule=schedule, once=once)
                 yield context
                 if style == "separate":
                     yield from _in_parts(evidence, context)
@@ -100,8 +103,7 @@ def single(evidence: Evidence, row: int, wrong: int) -> Iterator[EditedContext]:
     for token in range(1, length):
         for name in ("chunk-lost", "chunk-blind", "chunk-restarted"):
             yield _once(name, row, token=token, position=token)
-    for hit in range(GRAIN, length, GRAIN):
-        yield _once("positions-behind-hit", row, token=hit, position=hit)
+    yield from _of_prefixes(evidence, row, others)
     for hit in range(GRAIN, length * bool(evidence.windows), GRAIN):
         for first, last in combinations(range(0, hit + 1, GRAIN), 2):
             said: dict[str, Any] = {"position": hit, "begin": first, "end": last - 1}
@@ -110,6 +112,24 @@ def single(evidence: Evidence, row: int, wrong: int) -> Iterator[EditedContext]:
         for context in _of_states(evidence, row, others):
             yield context
             yield from _in_parts(evidence, context)
+
+
+def _of_prefixes(evidence: Evidence, row: int, others: list[int]) -> Iterator[EditedContext]:
+    """Edits of a beginning of the prompt that is cached already."""
+    prompt = evidence.prompts[row]
+    for hit in range(GRAIN, len(prompt), GRAIN):
+        yield _once("positions-behind-hit", row, token=hit, position=hit)
+    if not evidence.case.prefix_caching:
+        return
+    for short in (1, 2):
+        yield _once("hit-short", row, short)
+    for other in others:
+        text = evidence.texts[other]
+        shared = agreeing(prompt, text)
+        for hit in range(shared + 1, min(len(prompt), len(text) + 1)):
+            if other < row and (hit < 2 * GRAIN or hit % GRAIN == 0):
+                said: dict[str, Any] = {"token": hit, "schedule": "in turn", "position": hit, "row": other}
+                yield _once("hit-of-another", row, other, **said)
 
 
 def _of_states(evidence: Evidence, row: int, others: list[int]) -> Iterator[EditedContext]:

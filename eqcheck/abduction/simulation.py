@@ -94,8 +94,8 @@ class ContextEdit(Edit):
 
     @property
     def rivals(self) -> tuple[str, ...]:
-        """No mask hides a token from a state, and none but a window's from the layers that have it."""
-        return () if self.scope in ("state", "states", "windows") else super().rivals
+        """No mask hides a token from a state, and none but a window's from the layers that have it, or moves others."""
+        return () if self.scope in ("state", "states", "windows", "prefix") else super().rivals
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,56 @@
+"""Edits of a beginning that is cached already, when a request comes that begins like an earlier one."""
+
+from __future__ import annotations
+
+from eqcheck.abduction.blocks import GONE, FedBlock, HeldToken, RowView
+from eqcheck.abduction.edits import OWN, edit
+from eqcheck.abduction.simulation import Simulation
+from eqcheck.checkpoints.dictation import agreeing
+
+
+def _behind_hit(sim: Simulation, block: FedBlock, rank: int) -> int:
+    at = block.start + rank
+    return at - sim.context.token if at >= sim.context.token else at
+
+
+def _hit(sim: Simulation, row: int) -> int:
+    """How many tokens of a row are taken to be cached: those of the context, or all that an earlier row has, too."""
+    if sim.context.token >= 0:
+        return sim.context.token
+    prompt, earlier = sim.evidence.prompts[row], sim.evidence.texts[:row]
+    return min(max((agreeing(prompt, text) for text in earlier), default=0), len(prompt) - 1)
+
+
+def _short(sim: Simulation, block: FedBlock, rank: int) -> int:
+    """Positions, where the end of a hit is missing; the amount is by how many tokens."""
+    at, hit = block.start + rank, _hit(sim, block.turn.row)
+    return at - min(hit, sim.context.amount) if at >= hit else at
+
+
+def _end_missing(sim: Simulation, block: FedBlock, view: RowView) -> RowView:
+    hit = _hit(sim, block.turn.row)
+    missing = range(hit - sim.context.amount, hit)
+    seen = [None if slot.at in missing else column for slot, column in zip(view.slots, view.seen, strict=True)]
+    return RowView(view.slots, view.held, seen, view.begin)
+
+
+def _of_another(sim: Simulation, block: FedBlock, view: RowView) -> RowView:
+    """The first tokens of another row are seen in place of as many of the row's own."""
+    hit, others = sim.context.token, sim.held[sim.context.amount][: sim.context.token]
+    own = [None if 0 <= slot.at < hit else column for slot, column in zip(view.slots, view.seen, strict=True)]
+    slots = [*[HeldToken(GONE, 0)] * len(others), *view.slots]
+    return RowView(slots, [*others, *view.held], [*others, *own], view.begin + len(others))
+
+
+# fmt: off
+PREFIXES = (
+    edit("position/query-position", "positions-behind-hit",
+         "the first {position} tokens are cached already, and positions behind them begin at 0", position=_behind_hit),
+    edit("cache/missing-entry", "hit-short",
+         "a cached beginning ends a token or two too early, and positions go on from there", OWN, (1, 2),
+         scope="prefix", position=_short, place=_short, view=_end_missing),
+    edit("cache/wrong-row", "hit-of-another",
+         "the first {position} tokens are taken to be cached, and those of row {row} are seen for them",
+         scope="prefix", view=_of_another),
+)
+# fmt: on
