@@ -19,11 +19,14 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import traceback
 from collections import OrderedDict
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import eqcheck
@@ -87,7 +90,7 @@ def settings_of(target: str, draft: str, request: "Request") -> dict[str, Any]:
 
 def architecture(folder: str) -> str:
     """The architecture of a checkpoint, as its configuration has it."""
-    from pathlib import Path
+    from pathlib import Path  # the script of a case has this function alone
 
     return str(json.loads(Path(folder, "config.json").read_text())["model_type"])
 
@@ -245,6 +248,8 @@ _OF_ENGINES: dict[str, dict[str, Any]] = {
     "max_num_seqs": {"max_num_seqs": 2},
     "enable_chunked_prefill": {"enable_chunked_prefill": False},
     "async_scheduling": {"async_scheduling": True},
+    "enable_lora": {"enable_lora": True, "max_lora_rank": 8},
+    "thinking_token_budget": {},  # thoughts begin at a token that a row emits
 }
 
 
@@ -255,6 +260,29 @@ def _others(target: str, draft: str, request: Request) -> dict[str, Any]:
         own = settings_of(target, draft, request).get("speculative_config")
         given |= {"speculative_config": own | changed} if own else {}
     return given
+
+
+@cache
+def lora(target: str) -> Any:
+    """An adapter of low rank that changes the values of every layer with attention."""
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+    from vllm.lora.request import LoRARequest
+
+    folder, draws = Path(tempfile.mkdtemp()), torch.Generator().manual_seed(0)
+    weights = {}
+    with safe_open(Path(target, "model.safetensors"), "pt") as stored:
+        for name in stored.keys():  # noqa: SIM118 - it is no dictionary
+            if name.endswith("v_proj.weight"):
+                rows, columns = stored.get_slice(name).get_shape()
+                layer = f"base_model.model.{name.removesuffix('.weight')}"
+                weights[f"{layer}.lora_A.weight"] = torch.randn(8, columns, generator=draws)
+                weights[f"{layer}.lora_B.weight"] = torch.randn(rows, 8, generator=draws)
+    save_file(weights, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["v_proj"], "bias": "none"}
+    Path(folder, "adapter_config.json").write_text(json.dumps(settings))
+    return LoRARequest("lora", 1, str(folder))
 
 
 def _answered(llm: Any, request: Request) -> list[tuple[list[int], dict[str, Any]]]:
@@ -270,8 +298,12 @@ def _answered(llm: Any, request: Request) -> list[tuple[list[int], dict[str, Any
     if "output_kind" in given:
         given["output_kind"] = RequestOutputKind[given["output_kind"]]
     for number, (prompt, row) in enumerate(zip(request.prompts, request.rows, strict=True)):
-        asked = sampling(row, **given)
-        llm.llm_engine.add_request(str(number), {"prompt_token_ids": prompt}, asked)
+        more: dict[str, Any] = {}
+        if request.switch == "thinking_token_budget":
+            given["thinking_token_budget"] = number % 4
+        if request.switch == "enable_lora" and number % 2 == 0:
+            more["lora_request"] = lora(llm.model_config.model)
+        llm.llm_engine.add_request(str(number), {"prompt_token_ids": prompt}, sampling(row, **given), **more)
     rows: list[list[int]] = [[] for _ in request.prompts]
     beside: list[dict[str, Any]] = [{"text": "", "logprobs": []} for _ in request.prompts]
     while llm.llm_engine.has_unfinished_requests():
@@ -332,9 +364,9 @@ class Engines:
         self.close()
         self.engines.clear()
 
-    def load(self, target: str, draft: str, request: Request) -> str:
+    def load(self, target: str, draft: str, request: Request, **more: Any) -> str:
         """Start the engine for a request, if there is none: its settings."""
-        others = _others(target, draft, request)
+        others = _others(target, draft, request) | more
         key = repr(settings_of(target, draft, request) | others)
         if key not in self.engines:
             while len(self.engines) >= _ENGINES:
@@ -365,8 +397,8 @@ class Engines:
         ends = self.observed.pop("ends")
         return [eqcheck.Completion(tokens, **ends[row]) for row, tokens in enumerate(outputs)]
 
-    def _decoded(self, target: str, draft: str, request: Request) -> tuple[list[Any], dict[str, Any]]:
-        key = self.load(target, draft, request)
+    def _decoded(self, target: str, draft: str, request: Request, **more: Any) -> tuple[list[Any], dict[str, Any]]:
+        key = self.load(target, draft, request, **more)
         try:
             return self.engines[key].decode(request)
         except Exception:
@@ -382,9 +414,15 @@ class Engines:
             rows = zip(request.rows, stops, strict=True)
             asked = tuple(replace(row, stop_sequences=tuple(filter(None, stop))) for row, stop in rows)
             request, plain = (replace(each, rows=asked) for each in (request, plain))
+        more: dict[str, Any] = {}
+        if request.switch == "thinking_token_budget":
+            free, _ = self._decoded(target, draft, replace(plain, switch=None))
+            begin, *end = [*free[0][1:2], 3, 4, 5][:3]
+            said = {"reasoning_start_str": f"[{begin}]", "reasoning_end_str": "".join(f"[{token}]" for token in end)}
+            more["reasoning_config"] = said
         with without_drafts(request.switch):
-            alone, _ = self._decoded(target, draft, plain)
-        told, self.observed = self._decoded(target, draft, request)
+            alone, _ = self._decoded(target, draft, plain, **more)
+        told, self.observed = self._decoded(target, draft, request, **more)
         return with_and_without(told, alone)
 
 

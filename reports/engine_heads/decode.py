@@ -90,8 +90,11 @@ class VLLM:
         import vllm
 
         target = folder / ("mtp" if method in ("mtp", "mtp-none") else "target")
+        unpadded, method = method.endswith("-unpadded"), method.removesuffix("-unpadded")
         settings: dict[str, Any] = {"method": method, "num_speculative_tokens": k}
-        if method != "mtp":  # it is in the target's own folder
+        if unpadded:
+            settings["disable_padded_drafter_batch"] = True
+        if method not in ("mtp", "suffix"):  # one is in the target's own folder, the other has no weights
             settings["model"] = str(folder / method)
         self.llm = vllm.LLM(
             model=str(target),
