@@ -198,7 +198,7 @@ _RECORDS = (
     Kind("memory", "kept-after-return", "memory stays in use when a request was answered, more with every request"),
     Kind("memory", "growth", "memory grows faster than what the rows need"),
     Kind("crash", "exception", "the decoder raised"),
-    Kind("crash", "hang", "the decoder does not end"),
+    Kind("crash", "hang", "no answer came in time"),
     Kind("crash", "invalid-output", "what the decoder returned, or left of its request, breaks the contract"),
     Kind(
         "unattributed",
