@@ -6,6 +6,8 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from eqcheck.abduction import Evidence, abduce
 from eqcheck.case.engine import VOCAB_SIZE, EngineCase, EngineRow
@@ -89,6 +91,38 @@ def test_tokens_of_another_request_that_are_taken_for_a_hit_are_named() -> None:
         assert cause is not None
         assert (cause.component, cause.kind) == ("cache", "wrong-row")
         assert cause.search.edit.partition(":")[0] == "hit-of-another"
+
+
+@torch.no_grad()
+def decoded_behind(text: list[int], rest: list[int], written: bool) -> list[int]:
+    """New tokens of a model in float64 that goes on from the cache of a text; its last entry may be empty."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint("full").target, dtype=torch.float64)
+    cache, ids, new = DynamicCache(), torch.tensor([text]), list[int]()
+    model(input_ids=ids, past_key_values=cache)
+    for layer in cache.layers if not written else ():
+        layer.keys[:, :, -1] = layer.values[:, :, -1] = 0
+    ids = torch.tensor([rest])
+    for _ in range(NEW):
+        new.append(int(model(input_ids=ids, past_key_values=cache).logits[0, -1].argmax()))
+        ids = torch.tensor([new[-1:]])
+    return new
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_last_token_that_was_never_fed_is_named(written: bool) -> None:
+    """The first row ends where a block of 16 tokens does; the second is the next turn of its conversation."""
+    rng, truth = random.Random(1), FunctionTruth(functions("full")[0])
+    first = EngineRow(tuple(rng.randrange(1, VOCAB_SIZE) for _ in range(16 * 2 - NEW)), RowOptions(NEW))
+    text = [*first.prompt, *truth.row(first)]
+    rest = [rng.randrange(1, VOCAB_SIZE) for _ in range(4)]
+    case = EngineCase((first, EngineRow((*text, *rest), RowOptions(NEW))), num_draft_tokens=3, prefix_caching=True)
+    outputs = [text[len(first.prompt) :], decoded_behind(text, rest, written)]
+    cause = abduce(evidence("full", case, outputs))
+    if written:
+        assert cause is None
+    else:
+        assert cause is not None
+        assert (cause.component, cause.search.edit, cause.open) == ("cache", "hit-unwritten", False)
 
 
 @pytest.mark.parametrize("kind", ["full", "window"])

@@ -209,3 +209,16 @@ def test_rows_go_on_from_rows_that_have_ended_where_prefixes_are_cached() -> Non
             ended = case.rows[first].options
             met += last.options.arrival > ended.arrival + ended.max_new_tokens
     assert met > 5
+
+
+def test_turns_of_conversations_end_where_blocks_do() -> None:
+    """The last token of such a row was never fed, and a cache of whole blocks may count it."""
+
+    def ended(turns: bool) -> int:
+        drawn = EngineCases(0, ("prefix-caching", "arrivals", "row-limits"), turns=turns)
+        cases = [case for case in map(drawn.case, range(200)) if case.prefix_caching]
+        whole = [(*row.prompt, *truth(case.checkpoint).row(row)) for case in cases for row in case.rows[:-1]]
+        nexts = {case.rows[-1].prompt for case in cases}
+        return sum(len(text) % 16 == 0 and any(one[: len(text)] == text < one for one in nexts) for text in whole)
+
+    assert ended(turns=True) > 2 * ended(turns=False)

@@ -34,6 +34,19 @@ def _end_missing(sim: Simulation, block: FedBlock, view: RowView) -> RowView:
     return RowView(view.slots, view.held, seen, view.begin)
 
 
+def _unwritten(sim: Simulation, block: FedBlock, view: RowView) -> RowView:
+    """The last token of an earlier row, if that ended where a block does, is an empty slot; the amount is its length.
+
+    It was emitted and never fed, so its entry is missing from a cache that counts it.
+    """
+    size, prompt, earlier = sim.context.amount, sim.evidence.prompts[block.turn.row], sim.evidence.texts
+    whole = [text for text in earlier[: block.turn.row] if agreeing(prompt, text) == len(text) < len(prompt)]
+    empty = {len(text) - 1 for text in whole if len(text) % size == 0}
+    pairs = zip(view.slots, view.seen, strict=True)
+    seen = [sim.program.blank() if slot.at in empty else column for slot, column in pairs]
+    return RowView(view.slots, view.held, seen, view.begin)
+
+
 def _of_another(sim: Simulation, block: FedBlock, view: RowView) -> RowView:
     """The first tokens of another row are seen in place of as many of the row's own."""
     hit, others = sim.context.token, sim.held[sim.context.amount][: sim.context.token]
@@ -49,6 +62,9 @@ PREFIXES = (
     edit("cache/missing-entry", "hit-short",
          "a cached beginning ends a token or two too early, and positions go on from there", OWN, (1, 2),
          scope="prefix", position=_short, place=_short, view=_end_missing),
+    edit("cache/missing-entry", "hit-unwritten",
+         "a row goes on from the cache of an earlier one, whose last token was never written to it", OWN, (1, 16, 32),
+         scope="prefix", view=_unwritten),
     edit("cache/wrong-row", "hit-of-another",
          "the first {position} tokens are taken to be cached, and those of row {row} are seen for them",
          scope="prefix", view=_of_another),

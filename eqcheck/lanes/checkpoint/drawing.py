@@ -27,9 +27,11 @@ from eqcheck.lanes.checkpoint.grammars import grammars_seen, with_grammars
 from eqcheck.lanes.checkpoint.reaching import KV_BLOCK, Reach, going_on, reached, reaches, reaching
 from eqcheck.lanes.checkpoint.stops import (
     ending_like,
+    some,
     stops_seen,
     with_answers,
     with_cancelled,
+    with_eos,
     with_logprobs,
     with_stops,
 )
@@ -55,7 +57,8 @@ _EXACT = 0.25  # of the cases have a prompt that is as long as something in the 
 class EngineCases:
     """Where the cases of an engine come from: same seed, capabilities, preconditions and bounds, same cases.
 
-    ``varied``: some blocks are on the random checkpoint, whose log-probabilities differ from token to token. ``block``:
+    ``varied``: some blocks are on the random checkpoint, whose log-probabilities differ from token to token. ``turns``:
+    a turn of a conversation may end where a block of a cache does; frozen profiles have none of these. ``block``:
     the cases of a block, `BLOCK` if it is None. Each of ``switches`` is on by turns, beside limits and EOS ids alone.
 
     >>> cases = EngineCases(seed=1, capabilities=("ngram",))
@@ -71,6 +74,7 @@ class EngineCases:
     varied: bool = False
     block: int | None = None
     switches: tuple[str, ...] = ()
+    turns: bool = False
 
     def cases(self) -> Iterator[EngineCase]:
         """Cases without end."""
@@ -85,7 +89,8 @@ class EngineCases:
         beginning = tuple(stem.randrange(VOCAB_SIZE) for _ in range(_LONGEST_SHARED))
         rng, far = random.Random(f"eqcheck {self.seed} case {number}"), self._reaches
         if place < cases - REACHING or not far:
-            case = self._case(rng, settings, beginning)
+            own = random.Random(f"eqcheck {self.seed} turn {number}")
+            case = self._case(rng, settings, beginning, own.choice((1, *_BOUNDARIES)) if self.turns else 1)
             turn, among = divmod(number // SWITCHED, SWITCHED_EVERY)
             if self.switches and among == 1:
                 return _switched(case, self.switches[(turn + self.seed) % len(self.switches)])
@@ -142,7 +147,7 @@ class EngineCases:
         turns = number // len(self.kinds) if len(self.kinds) % 2 == 0 else 0
         return (number + turns) % 2 == 1
 
-    def _case(self, rng: random.Random, settings: EngineCase, beginning: tuple[int, ...]) -> EngineCase:
+    def _case(self, rng: random.Random, settings: EngineCase, beginning: tuple[int, ...], turn: int) -> EngineCase:
         size = rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12))
         if self._has(rng, "many-rows", 0.03):
             size = rng.choice((32, 48, 64, 128))
@@ -174,11 +179,11 @@ class EngineCases:
             chosen = rng.sample(range(size), min(size, _ROWS_WITH_EOS))
             emitted = alone.emitted([rows[number] for number in chosen], _LOOK_AHEAD)
             for number, tokens in zip(chosen, emitted, strict=True):
-                rows[number] = _ending(rng, rows[number], tokens, least)
+                rows[number] = with_eos(rng, rows[number], tokens, least)
         if self._has(rng, "arrivals", 0.5 if caches else 0.2):  # or nothing is cached in this case
             rows = [row_with(row, arrival=rng.randint(0, 8)) for row in rows]
         if caches and size > 1 and rng.random() < _GOING_ON and not self.requires:
-            longer = going_on(rng, rows, alone, "arrivals" in self.capabilities)
+            longer = going_on(rng, rows, alone, "arrivals" in self.capabilities, turn)
             rows = longer if len(longer[-1].prompt) <= self.bounds.prompt else rows
         rows = [row if not row.options.changes_scores or alone.decides(row) else _plain(row) for row in rows]
         return self._dictated(rng, replace(settings, rows=tuple(rows)), limit).meeting(self.requires)
@@ -252,22 +257,7 @@ def _options(rng: random.Random, limit: int, prompts: list[tuple[int, ...]], alo
     if rng.random() < 0.7:
         return RowOptions(limit)
     (emitted,) = alone.emitted([EngineRow(rng.choice(prompts), RowOptions(limit))], min(limit, _LOOK_AHEAD))
-    return RowOptions(limit, _some(rng, emitted))
-
-
-def _some(rng: random.Random, tokens: list[int]) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(rng.choice(tokens) for _ in range(rng.randint(1, 2))))
-
-
-def _ending(rng: random.Random, row: EngineRow, emitted: list[int], least: bool) -> EngineRow:
-    """The row with EOS ids it would emit, and a minimum of new tokens about where one of them would end it."""
-    emitted = emitted[: row.options.max_new_tokens]
-    row = row_with(row, eos_token_ids=_some(rng, emitted))
-    if not least or rng.random() < 0.3:
-        return row
-    at = min(emitted.index(token) for token in row.options.eos_token_ids) + 1
-    minimum = at + rng.choice((-2, -1, -1, 0, 1, rng.randint(2, 6)))
-    return row_with(row, min_new_tokens=min(max(1, minimum), row.options.max_new_tokens))
+    return RowOptions(limit, some(rng, emitted))
 
 
 _LONGER, _OTHER_K = 12, 4
@@ -294,7 +284,7 @@ def alike(case: EngineCase, number: int, requires: tuple[str, ...] = ()) -> Engi
             other = row_with(other, max_new_tokens=options.max_new_tokens + _LONGER)
             if options.eos_token_ids:
                 emitted = truth(case.checkpoint).row(row_with(other, eos_token_ids=(), min_new_tokens=0))
-                other = _ending(rng, other, emitted, least=options.min_new_tokens > 0)
+                other = with_eos(rng, other, emitted, least=options.min_new_tokens > 0)
         elif options.eos_token_ids or options.stop_sequences:
             other = ending_like(row, other, truth(case.checkpoint))
         rows.append(changing.again(rng, other, truth(case.checkpoint)))

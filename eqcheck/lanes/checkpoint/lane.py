@@ -114,7 +114,8 @@ class CheckpointLane(Lane):
         varied = {"logprobs", "temperature"} <= set(decoder.capabilities) and decoder.dtype not in LESS
         claims = decoder.capabilities, decoder.requires, decoder.kinds
         switches = () if decoder.dtype in LESS else hook(decoder.function, "switches")
-        return EngineCases(self.options.seed, *claims, bounds, varied, self.options.block, switches).cases()
+        turns = not self.options.profile
+        return EngineCases(self.options.seed, *claims, bounds, varied, self.options.block, switches, turns).cases()
 
     def condition(self, case: EngineCase) -> tuple[str, ...]:
         """The options of the engine; those of rows may be beside the point."""

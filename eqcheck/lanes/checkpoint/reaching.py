@@ -46,13 +46,20 @@ def reaches(capabilities: Sequence[str], requires: Sequence[str], bounds: Bounds
     ]
 
 
-def going_on(rng: random.Random, rows: Sequence[EngineRow], alone: Truth, arrivals: bool) -> list[EngineRow]:
+def going_on(
+    rng: random.Random, rows: Sequence[EngineRow], alone: Truth, arrivals: bool, block: int = 1
+) -> list[EngineRow]:
     """The rows; the last goes on from an earlier row, behind its prompt and its new tokens, once that has ended.
 
-    The next turn of a conversation does so: entries of new tokens are cached, and the last token was never fed.
+    The next turn of a conversation does so: entries of new tokens are cached, and the last token was never fed. Where
+    its limit can be made so much less, the earlier row ends where a ``block`` does: then that token is its last.
     """
     *others, last = rows
     first = rng.choice([row for row in others if not row.options.changes_scores] or [last])
+    limits = range(first.options.max_new_tokens, max(0, first.options.min_new_tokens - 1), -1)
+    whole = next((limit for limit in limits if (len(first.prompt) + limit) % block == 0), limits[0])
+    shorter = row_with(first, max_new_tokens=whole)
+    others, first = [shorter if row is first else row for row in others], shorter
     (tokens,) = alone.emitted([first], first.options.max_new_tokens)
     more = [rng.randrange(VOCAB_SIZE) for _ in range(rng.randint(1, 6))]
     later = replace(last, prompt=(*first.prompt, *first.options.cut(tuple(tokens)), *more))

@@ -15,6 +15,22 @@ BLOCK = 16  # tokens in a block of an engine's cache
 _ROWS = 4  # more cost time: what rows emit must be known
 
 
+def some(rng: random.Random, tokens: list[int]) -> tuple[int, ...]:
+    """One or two of the tokens."""
+    return tuple(dict.fromkeys(rng.choice(tokens) for _ in range(rng.randint(1, 2))))
+
+
+def with_eos(rng: random.Random, row: EngineRow, emitted: list[int], least: bool) -> EngineRow:
+    """The row with EOS ids it would emit, and a minimum of new tokens about where one of them would end it."""
+    emitted = emitted[: row.options.max_new_tokens]
+    row = row_with(row, eos_token_ids=some(rng, emitted))
+    if not least or rng.random() < 0.3:
+        return row
+    at = min(emitted.index(token) for token in row.options.eos_token_ids) + 1
+    minimum = at + rng.choice((-2, -1, -1, 0, 1, rng.randint(2, 6)))
+    return row_with(row, min_new_tokens=min(max(1, minimum), row.options.max_new_tokens))
+
+
 def with_stops(rng: random.Random, case: EngineCase) -> EngineCase:
     """The case with stop sequences of some rows; not of one with a minimum: engines differ in what that holds back."""
     if not checkpoint(case.checkpoint).built:  # texts of other tokenizers may be joined otherwise
