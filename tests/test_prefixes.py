@@ -108,6 +108,33 @@ def decoded_behind(text: list[int], rest: list[int], written: bool) -> list[int]
     return new
 
 
+@torch.no_grad()
+def test_a_block_that_is_known_by_its_own_tokens_alone_is_named() -> None:
+    """The second row's second block has the tokens of the first row's, behind other ones."""
+    rng, model = random.Random(2), AutoModelForCausalLM.from_pretrained(checkpoint("full").target, dtype=torch.float64)
+    first = [rng.randrange(1, VOCAB_SIZE) for _ in range(40)]
+    second = [*(rng.randrange(1, VOCAB_SIZE) for _ in range(16)), *first[16:32], 7, 8, 9]
+    case = EngineCase(
+        tuple(EngineRow(tuple(prompt), RowOptions(NEW)) for prompt in (first, second)),
+        num_draft_tokens=3,
+        prefix_caching=True,
+    )
+    own, others = DynamicCache(), DynamicCache()
+    model(input_ids=torch.tensor([second[:32]]), past_key_values=own)
+    model(input_ids=torch.tensor([first[:32]]), past_key_values=others)
+    for mine, theirs in zip(own.layers, others.layers, strict=True):
+        mine.keys[:, :, 16:], mine.values[:, :, 16:] = theirs.keys[:, :, 16:], theirs.values[:, :, 16:]
+    ids, new = torch.tensor([second[32:]]), list[int]()
+    for _ in range(NEW):
+        new.append(int(model(input_ids=ids, past_key_values=own).logits[0, -1].argmax()))
+        ids = torch.tensor([new[-1:]])
+    right = answers("full", case)
+    assert new != right[1]
+    cause = abduce(evidence("full", case, [right[0], new]))
+    assert cause is not None
+    assert (cause.component, cause.search.edit, cause.open) == ("cache", "hit-of-another:16:31:0", False)
+
+
 @pytest.mark.parametrize("written", [True, False])
 def test_a_last_token_that_was_never_fed_is_named(written: bool) -> None:
     """The first row ends where a block of 16 tokens does; the second is the next turn of its conversation."""

@@ -125,11 +125,27 @@ def _of_prefixes(evidence: Evidence, row: int, others: list[int]) -> Iterator[Ed
         yield _once("hit-short", row, short)
     for other in others:
         text = evidence.texts[other]
-        shared = agreeing(prompt, text)
-        for hit in range(shared + 1, min(len(prompt), len(text) + 1)):
-            if other < row and (hit < 2 * GRAIN or hit % GRAIN == 0):
-                said: dict[str, Any] = {"token": hit, "schedule": "in turn", "position": hit, "row": other}
+        for begin, end in _taken(prompt, text):
+            prefilled = end <= len(evidence.prompts[other])  # together with the row, as far as that matters
+            if prefilled or other < row:
+                said: dict[str, Any] = {"token": end, "source": begin, "schedule": "own" if prefilled else "in turn"}
+                said |= {"begin": begin, "end": end - 1, "row": other}
                 yield _once("hit-of-another", row, other, **said)
+
+
+def _taken(prompt: Sequence[int], text: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Where tokens of a text may be taken for those of a prompt, and are not: other ones, or the same behind others.
+
+    A cache that knows a block by its own tokens alone finds the same behind others.
+    """
+    most, shared = min(len(prompt), len(text) + 1), agreeing(prompt, text)
+    for end in range(shared + 1, most):
+        if end < 2 * GRAIN or end % GRAIN == 0:
+            yield 0, end
+    for begin in range(GRAIN, most, GRAIN):
+        for end in range(begin + GRAIN, most, GRAIN):
+            if begin > shared and prompt[begin:end] == text[begin:end]:
+                yield begin, end
 
 
 def _of_states(evidence: Evidence, row: int, others: list[int]) -> Iterator[EditedContext]:

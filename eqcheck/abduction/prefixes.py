@@ -48,11 +48,19 @@ def _unwritten(sim: Simulation, block: FedBlock, view: RowView) -> RowView:
 
 
 def _of_another(sim: Simulation, block: FedBlock, view: RowView) -> RowView:
-    """The first tokens of another row are seen in place of as many of the row's own."""
-    hit, others = sim.context.token, sim.held[sim.context.amount][: sim.context.token]
-    own = [None if 0 <= slot.at < hit else column for slot, column in zip(view.slots, view.seen, strict=True)]
+    """Tokens of another row are seen in place of the row's own at the same positions, from the source to the token."""
+    begin, end = sim.context.source, sim.context.token
+    others = sim.held[sim.context.amount][begin:end]
+    own = [None if begin <= slot.at < end else column for slot, column in zip(view.slots, view.seen, strict=True)]
     slots = [*[HeldToken(GONE, 0)] * len(others), *view.slots]
     return RowView(slots, [*others, *view.held], [*others, *own], view.begin + len(others))
+
+
+def _not_before(sim: Simulation, row: int, view: RowView, query: int, visible: list[int]) -> list[int]:
+    """Tokens before the hit's end see the row's own."""
+    if view.slots[query].at >= sim.context.token:
+        return visible
+    return [column for column, slot in zip(view.held[: query + 1], view.slots, strict=False) if slot.at >= 0]
 
 
 # fmt: off
@@ -66,7 +74,7 @@ PREFIXES = (
          "a row goes on from the cache of an earlier one, whose last token was never written to it", OWN, (1, 16, 32),
          scope="prefix", view=_unwritten),
     edit("cache/wrong-row", "hit-of-another",
-         "the first {position} tokens are taken to be cached, and those of row {row} are seen for them",
-         scope="prefix", view=_of_another),
+         "positions {begin} to {end} are taken to be cached, and those of row {row} are seen for them",
+         scope="prefix", view=_of_another, query=_not_before),
 )
 # fmt: on
