@@ -151,6 +151,11 @@ class ShiftedFromOnset(Decoder):
         return at + 2 * (self.number >= 3 and line.row == 0)
 
 
+class Capped(Decoder):
+    def position(self, line: Line, at: int) -> int:
+        return min(at, 13)
+
+
 class ShiftedOnce(Decoder):
     def position(self, line: Line, at: int) -> int:
         return at + 3 * (self.number == 1 and line.row != 1)
@@ -252,6 +257,7 @@ class Twice(Decoder):
 
 PLANTED: list[tuple[type[Decoder], str]] = [
     (ShiftedFromOnset, "position/query-position"),
+    (Capped, "position/query-position"),
     (ShiftedOnce, "position/query-position"),
     (Drifting, "position/query-position"),
     (ChunkRestarted, "position/query-position"),
@@ -378,7 +384,7 @@ def test_every_edit_is_one_that_is_tried_and_says_which_kind_it_would_be() -> No
     tried = everywhere | {rule.edit.id for rule in RULES}
     evidence_of_one_row = {"shifted-positions", "another-seen", "another-instead", "rows-exchanged", "ended-row-seen"}
     evidence_of_one_row |= {"token-lost", "chunk-lost", "chunk-blind", "chunk-restarted", "window-lost", "state-cut"}
-    evidence_of_one_row |= {"positions-behind-hit", "hit-of-another"}
+    evidence_of_one_row |= {"positions-behind-hit", "hit-of-another", "capped-positions"}
     evidence_of_one_row |= {"state-without-end", "state-left", "state-taken", "state-pads", "state-of-another-place"}
     rest = {name for name in EDITS if name not in tried | evidence_of_one_row}
     assert {EDITS[name].component for name in rest} == {"bookkeeping", "options"}

@@ -254,6 +254,8 @@ CONTEXTS = (
     # With a token of 1 the row that ended keeps its last draft tokens, too.
     edit("cache/wrong-row", "ended-row-seen", "what row {row} left in the cache is seen",
          kept=lambda sim, back: back.surplus * (back.ended and sim.context.token), end=_see_ended_row),
+    edit("position/query-position", "capped-positions", "positions go up to {position}, and stay there",
+         position=lambda sim, block, rank: min(sim.context.token, block.start + rank)),
     *PREFIXES,
     *WINDOWS,
     *STATES,

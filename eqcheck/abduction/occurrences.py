@@ -103,6 +103,8 @@ def single(evidence: Evidence, row: int, wrong: int) -> Iterator[EditedContext]:
     for token in range(1, length):
         for name in ("chunk-lost", "chunk-blind", "chunk-restarted"):
             yield _once(name, row, token=token, position=token)
+    for cap in range(1, length + wrong - 1):
+        yield _once("capped-positions", row, token=cap, position=cap)
     yield from _of_prefixes(evidence, row, others)
     for hit in range(GRAIN, length * bool(evidence.windows), GRAIN):
         for first, last in combinations(range(0, hit + 1, GRAIN), 2):
