@@ -208,6 +208,22 @@ def test_with_little_time_failing_cases_are_still_settled(tmp_path: Path, monkey
     assert sum(one.count for one in found.findings) + found.unsettled == failing
 
 
+def test_a_search_that_takes_all_the_time_leaves_a_finding_without_a_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 111 of 263 cases wrong an audit said that it was inconclusive, and kept no case."""
+
+    def searched(outcome: Any) -> None:
+        time.sleep(4.0)
+
+    monkeypatch.setattr("eqcheck.lanes.checkpoint.lane.abduced", searched)
+    body = "        return [[1] * row.max_new_tokens for row in request.rows]"
+    (tmp_path / "ones.py").write_text(ENGINE.partition("        token =")[0] + body + "\n")
+    found = audit(registry.load(str(tmp_path / "ones.py")), Options(cases=None, budget=4.0, python=sys.executable))
+    assert found.verdict == "violation"
+    assert sum(one.count for one in found.violations) >= 1
+
+
 SCRIPTED = """
 import eqcheck
 

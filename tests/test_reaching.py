@@ -222,3 +222,12 @@ def test_turns_of_conversations_end_where_blocks_do() -> None:
         return sum(len(text) % 16 == 0 and any(one[: len(text)] == text < one for one in nexts) for text in whole)
 
     assert ended(turns=True) > 2 * ended(turns=False)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_every_kind_is_asked_beside_the_random_checkpoint(count: int) -> None:
+    kinds = ("full", "window", "mistral", "hybrid", "qwen3")[:count]
+    drawn = EngineCases(0, ("dictated-drafts",), kinds=kinds, varied=True)
+    seen = [drawn.case(BLOCK * number).checkpoint.partition("-")[0] for number in range(4 * count)]
+    assert {*seen} == {"llama", *kinds}
+    assert seen.count("llama") == count

@@ -25,6 +25,7 @@ from eqcheck.store.casefile import stored_violation
 from eqcheck.store.corpus import Corpus
 
 UNREPEATED = "the case did not fail again when it was decoded alone, so no cause was looked for"
+_LAST = 3  # cases that are looked into where time has ended without a finding
 _NOT_ASKED = "options of rows were not asked on a checkpoint: cases on the transparent target are wrong already"
 
 
@@ -127,8 +128,9 @@ class Campaign:
             while self.draw():
                 self.settle()
             self.settle()
-            if self.pending and not self.result.findings:  # better one without a cause than none
-                self._look([next(iter(self.pending.values()))], 1, eager=False)
+            for outcome in sorted(self.pending.values(), key=self.lane.rank)[:_LAST]:
+                if not self.result.findings:  # better one without a cause than none, however late it is
+                    self._findings(self.pending.pop(id(outcome)), [outcome], 1)
 
     def seek_more(self, end: float) -> None:
         """Look into failing cases that wait, until then: a time on the monotonic clock."""
@@ -281,11 +283,10 @@ class Campaign:
 
     def settle(self) -> None:
         """Look into failing cases, a finding from each group by turns, until each counts with a finding."""
-        if not self.pending:
+        if not (groups := self.groups()):
             return
-        groups = self.groups()
         self._tell_settling(groups[0][0].symptom, len(self.result.findings) + 1)  # to set up takes long
-        self.pace.settling()
+        self.pace.settling(len(self.pending))
         with self.lane.settling(self.check):
             for group in groups:
                 self._look(group, len(groups), eager=True)
@@ -303,7 +304,7 @@ class Campaign:
     def _look(self, group: list[Outcome], groups: int, eager: bool) -> None:
         """Look into the next case of a group; ``eager``: into cases that may tell its cause, until one does."""
         for outcome in self.lane.telling(group) if eager else [min(group, key=self.lane.rank)]:
-            if self.pace.late(len(self.pending)):
+            if self.pace.late(len(self.pending), eager):
                 return
             self.check()
             findings = None
@@ -332,8 +333,7 @@ class Campaign:
 
     def _counts(self, outcome: Outcome) -> bool:
         """Count a failing case with the finding that it belongs to, if there is one."""
-        number = self.lane.counted(outcome)
-        if number is not None:
+        if (number := self.lane.counted(outcome)) is not None:
             finding = self.result.findings[number]
             self.result.findings[number] = replace(finding, count=finding.count + outcome.drawn)
         return number is not None

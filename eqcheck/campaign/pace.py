@@ -74,13 +74,18 @@ class Pace:
         self.end = time.monotonic() + left * LOOKING
         return True
 
-    def settling(self) -> None:
-        """Begin to look into failing cases."""
-        self.until = time.monotonic() + (self.budget or float("inf"))
+    def settling(self, waiting: int) -> None:
+        """Begin to look into failing cases, of which so many are ``waiting``."""
+        now = time.monotonic()
+        self.until = now + (self.budget or float("inf"))
+        self.half = now + (self._looks_until(waiting) - now) / 2
 
-    def late(self, waiting: int) -> bool:
-        """Whether to stop looking into failing cases; so many are ``waiting``."""
-        return self.end < float("inf") and time.monotonic() > self._looks_until(waiting)
+    def late(self, waiting: int, eager: bool = False) -> bool:
+        """Whether to stop looking into failing cases; so many are ``waiting``.
+
+        ``eager``: into cases that may tell a cause. A slow search leaves half of the time to confirm any.
+        """
+        return self.end < float("inf") and time.monotonic() > (self.half if eager else self._looks_until(waiting))
 
     def _looks_until(self, waiting: int) -> float:
         """When to count cases with the findings there are: some are decoded several times for that."""

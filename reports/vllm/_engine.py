@@ -25,7 +25,7 @@ def prepare() -> None:
 
 def architecture(folder: str) -> str:
     """The architecture of a checkpoint, as its configuration has it."""
-    from pathlib import Path
+    from pathlib import Path  # the script of a case has this function alone
 
     return str(json.loads(Path(folder, "config.json").read_text())["model_type"])
 

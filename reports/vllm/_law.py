@@ -70,7 +70,7 @@ def penalised(
 
 
 def _ending_again(size: int, tokens: Sequence[int]) -> list[int]:
-    """The tokens that would make the last so many one that occurred before, as transformers has it; none for a 0."""
+    """The tokens that would repeat an earlier sequence of so many tokens, as in transformers; none for a 0."""
     begun = list(tokens[len(tokens) - size + 1 :])
     starts = range(len(tokens) - size + 1) if size else ()
     return [tokens[at + size - 1] for at in starts if list(tokens[at : at + size - 1]) == begun]

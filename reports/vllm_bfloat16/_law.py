@@ -36,28 +36,44 @@ def penalised(
     A bias is added first. A repetition penalty divides the scores of what is in prompt and output, or multiplies them
     below zero (Keskar and others, 2019, https://arxiv.org/abs/1909.05858); a presence penalty is taken from the scores
     of what is in the output, a frequency penalty as often as it is there. Then tokens are forbidden: the last one of a
-    bad word whose others end the output, every token but the allowed ones, and an EOS before the minimum.
+    bad word whose others end the output, one that ends an n-gram which is in prompt and output before, every token that
+    is not among the allowed ids, or that the grammar does not allow behind the output, and an EOS before the minimum.
     """
     asked = (options.repetition_penalty, options.presence_penalty, options.frequency_penalty, options.min_new_tokens)
-    if (*asked, options.logit_bias, options.bad_words, options.allowed_ids) == (1.0, 0.0, 0.0, 0, (), (), ()):
+    named = (options.logit_bias, options.bad_words, options.allowed_ids, options.grammar)
+    if (*asked, options.no_repeat_ngram_size, *named) == (1.0, 0.0, 0.0, 0, 0, (), (), (), ()):
         return scores
     scores = scores.clone()
     for token, bias in options.logit_bias:
         scores[:, token] += bias
     for number, score in enumerate(scores, start):
         before = list(output[:number])
-        seen, new = sorted({*prompt, *before}), sorted(set(before))
-        penalty = options.repetition_penalty
-        score[seen] = torch.where(score[seen] > 0, score[seen] / penalty, score[seen] * penalty)
-        counts = torch.tensor([before.count(token) for token in new], dtype=score.dtype)
-        score[new] -= options.presence_penalty + options.frequency_penalty * counts
+        if (penalty := options.repetition_penalty) != 1:
+            seen = sorted({*prompt, *before})
+            score[seen] = torch.where(score[seen] > 0, score[seen] / penalty, score[seen] * penalty)
+        if options.presence_penalty or options.frequency_penalty:
+            new = sorted(set(before))
+            counts = torch.tensor([before.count(token) for token in new], dtype=score.dtype)
+            score[new] -= options.presence_penalty + options.frequency_penalty * counts
         forbidden = [word[-1] for word in options.bad_words if before[number - len(word) + 1 :] == list(word[:-1])]
+        forbidden += _ending_again(options.no_repeat_ngram_size, [*prompt, *before])
         if number < options.min_new_tokens:
             forbidden += options.eos_token_ids
         score[forbidden] = float("-inf")
+    for score, kept in zip(scores, options.ruled(output, start, len(scores)) if options.grammar else (), strict=False):
+        rest = score[kept]
+        score[:] = float("-inf")
+        score[kept] = rest
     if options.allowed_ids:
         scores[:, sorted({*range(scores.shape[-1])} - {*options.allowed_ids})] = float("-inf")
     return scores
+
+
+def _ending_again(size: int, tokens: Sequence[int]) -> list[int]:
+    """The tokens that would repeat an earlier sequence of so many tokens, as in transformers; none for a 0."""
+    begun = list(tokens[len(tokens) - size + 1 :])
+    starts = range(len(tokens) - size + 1) if size else ()
+    return [tokens[at + size - 1] for at in starts if list(tokens[at : at + size - 1]) == begun]
 
 
 class Asked:

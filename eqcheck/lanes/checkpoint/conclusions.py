@@ -30,9 +30,8 @@ _IF_MISSED = {"kv-blocks": "one whose rows need more kv-blocks than there are"}
 def conclusions(result: Audit) -> None:
     """Draw conclusions from the counts and the findings of ``result`` into its facts and warnings."""
     if result.unsettled:
-        result.warnings.append(
-            f"no finding has {many(result.unsettled, 'failing case')}: there was no time to confirm them"
-        )
+        cases = many(result.unsettled, "failing case")
+        result.warnings.append(f"{cases} without a finding: there was no time to confirm more")
     observed = result.tally.observed
     drafted, accepted = observed["drafted"], observed["accepted"]
     rounds, due = _dictated_rounds(result), losses.due(observed)

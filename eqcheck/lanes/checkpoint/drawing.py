@@ -118,7 +118,9 @@ class EngineCases:
 
     def _settings(self, rng: random.Random, number: int) -> EngineCase:
         """A block's settings, on a case whose row is only a place holder; the first block has the engine's defaults."""
-        kind = "" if self.varied and number % RANDOM_EVERY == 1 else self.kinds[number % len(self.kinds)]
+        # Not always the second of four: with as many kinds, one would never be asked.
+        of_random = number % RANDOM_EVERY == 1 + number // RANDOM_EVERY % (RANDOM_EVERY - 1)
+        kind = "" if self.varied and of_random else self.kinds[number % len(self.kinds)]
         case = EngineCase(
             (EngineRow((0,), RowOptions(1)),),
             min(rng.randint(1, 8), self.bounds.draft_tokens),
