@@ -20,6 +20,7 @@ from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome
 from eqcheck.result.outcome import Outcome
 from eqcheck.result.verdict import RowVerdict
 
+_FEW = 4  # rows of a case that are all told where the others may matter
 UNEXPLAINED = "no single edit of what the row saw, of those tried, makes the model emit these tokens"
 
 
@@ -68,18 +69,22 @@ def explain(
         expected_row=expected_row,
         observed_row=row.observed,
         wrong_rows=tuple(one.row for one in outcome.wrong),
-        given=_given(outcome.case, row.row),
+        given=_given(outcome.case, row.row, cause is None or kind == "wrong-row"),
         search=search,
         subject=subject,
     )
 
 
-def _given(case: EngineCase, number: int) -> Given:
-    """A row as it was asked; the others, too, where their options are not the same, for they may have been taken."""
+def _given(case: EngineCase, number: int, needed: bool) -> Given:
+    """A row as it was asked; the others, too, where options are unequal, for these may have been taken.
+
+    Also where a few of them may be ``needed`` to be wrong.
+    """
     asked = [(row.prompt, row.options, options_of(row.options)) for row in case.rows]
     rows = [Given(prompt, None, o.eos_token_ids, None, o.max_new_tokens, None, said) for prompt, o, said in asked]
     own = replace(rows[number], pad_token_id=PAD, num_draft_tokens=case.num_draft_tokens)
-    return replace(own, rows=tuple(rows) if len({said for _, _, said in asked}) > 1 else ())
+    told = len({said for _, _, said in asked}) > 1 or (needed and 1 < len(rows) <= _FEW)
+    return replace(own, rows=tuple(rows) if told else ())
 
 
 def read(outcome: Outcome) -> tuple[str, str] | None:
