@@ -9,6 +9,7 @@ import pytest
 from eqcheck.case.engine import EngineCase
 from eqcheck.checkpoints import built
 from eqcheck.checkpoints.judge import Judge, truth
+from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoders import CAPABILITIES
 from eqcheck.contract.sizes import SERVED, Bounds
 from eqcheck.lanes.about import CHECKPOINT
@@ -214,14 +215,14 @@ def test_rows_go_on_from_rows_that_have_ended_where_prefixes_are_cached() -> Non
 def test_turns_of_conversations_end_where_blocks_do() -> None:
     """The last token of such a row was never fed, and a cache of whole blocks may count it."""
 
-    def ended(turns: bool) -> int:
-        drawn = EngineCases(0, ("prefix-caching", "arrivals", "row-limits"), turns=turns)
+    def ended(latest: bool) -> int:
+        drawn = EngineCases(0, ("prefix-caching", "arrivals", "row-limits"), latest=latest)
         cases = [case for case in map(drawn.case, range(200)) if case.prefix_caching]
         whole = [(*row.prompt, *truth(case.checkpoint).row(row)) for case in cases for row in case.rows[:-1]]
         nexts = {case.rows[-1].prompt for case in cases}
         return sum(len(text) % 16 == 0 and any(one[: len(text)] == text < one for one in nexts) for text in whole)
 
-    assert ended(turns=True) > 2 * ended(turns=False)
+    assert ended(latest=True) > 2 * ended(latest=False)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
@@ -231,3 +232,21 @@ def test_every_kind_is_asked_beside_the_random_checkpoint(count: int) -> None:
     seen = [drawn.case(BLOCK * number).checkpoint.partition("-")[0] for number in range(4 * count)]
     assert {*seen} == {"llama", *kinds}
     assert seen.count("llama") == count
+
+
+def test_stop_sequences_lie_across_blocks_of_new_tokens() -> None:
+    """An engine that looks for them in pieces of 16 new tokens does not see these."""
+
+    def across(latest: bool) -> int:
+        drawn, found = EngineCases(0, ("stop-sequences",), latest=latest), 0
+        for case in map(drawn.case, range(60)):
+            for row in case.rows if checkpoint(case.checkpoint).built else ():
+                tokens = tuple(truth(case.checkpoint).row(row))
+                found += any(
+                    len(tokens) == 17 and tokens[-len(stop) :] == stop
+                    for stop in row.options.stop_sequences
+                    if len(stop) > 1
+                )
+        return found
+
+    assert across(latest=True) > 2 * across(latest=False)

@@ -147,9 +147,10 @@ def tokenizer() -> Any:
 def row(prompt: list[int], max_new_tokens: int, **options: Any) -> tuple[list[int], Any]:
     """A prompt and what is asked for it."""
     asked = SimpleNamespace(max_new_tokens=max_new_tokens, eos_token_ids=(), min_new_tokens=0, arrival=0)
-    asked.stop_sequences, asked.logprobs, asked.cancel_after = (), False, None
+    asked.stop_sequences, asked.logprobs, asked.prompt_logprobs, asked.cancel_after = (), False, False, None
+    asked.no_repeat_ngram_size, asked.n = 0, 1
     asked.repetition_penalty, asked.presence_penalty, asked.frequency_penalty = 1.0, 0.0, 0.0
-    asked.logit_bias, asked.bad_words, asked.allowed_ids = (), (), ()
+    asked.logit_bias, asked.bad_words, asked.allowed_ids, asked.grammar = (), (), (), ()
     asked.temperature, asked.top_k, asked.top_p, asked.min_p, asked.seed = 0.0, 0, 1.0, 0.0, None
     vars(asked).update(options)
     return prompt, asked
@@ -180,11 +181,15 @@ def decoded(target: str, draft: str, request: Any) -> list[list[int]]:
     return outputs
 
 
-def main(rows: Any, settings: dict[str, Any], expected: list[list[int]]) -> None:
-    """Decode with speculation and without, show the wrong rows, and end with the exit code.
+def main(rows: Any, settings: dict[str, Any], expected: list[list[int]], kind: str = "") -> None:
+    """Decode with speculation and without, show the wrong rows, and end with the exit code: 2 where nothing was tried.
 
-    The command line may name the folders of target and draft; else the random checkpoint is built.
+    The command line names the folders of target and draft, if there is a ``kind``: that of the built checkpoint, which
+    is written before. Else the random checkpoint is made here.
     """
+    if kind and len(sys.argv) != 3:
+        print(f"name the folders of the checkpoint {kind!r}, as the first lines of {sys.argv[0]} say", file=sys.stderr)
+        sys.exit(2)
     request = request_of(rows, settings)
     folder = Path(tempfile.mkdtemp())
     try:

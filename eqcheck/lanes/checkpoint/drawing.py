@@ -57,9 +57,9 @@ _EXACT = 0.25  # of the cases have a prompt that is as long as something in the 
 class EngineCases:
     """Where the cases of an engine come from: same seed, capabilities, preconditions and bounds, same cases.
 
-    ``varied``: some blocks are on the random checkpoint, whose log-probabilities differ from token to token. ``turns``:
-    a turn of a conversation may end where a block of a cache does; frozen profiles have none of these. ``block``:
-    the cases of a block, `BLOCK` if it is None. Each of ``switches`` is on by turns, beside limits and EOS ids alone.
+    ``varied``: some blocks are on the random checkpoint, whose log-probabilities differ from token to token. With
+    ``latest`` there is what frozen profiles lack: turns of conversations and stop sequences at the ends of blocks.
+    ``block``: the cases of a block, `BLOCK` if it is None. Each of ``switches`` is on by turns, beside limits and EOS ids alone.
 
     >>> cases = EngineCases(seed=1, capabilities=("ngram",))
     >>> next(cases.cases()) == next(cases.cases())
@@ -74,7 +74,7 @@ class EngineCases:
     varied: bool = False
     block: int | None = None
     switches: tuple[str, ...] = ()
-    turns: bool = False
+    latest: bool = False
 
     def cases(self) -> Iterator[EngineCase]:
         """Cases without end."""
@@ -90,7 +90,7 @@ class EngineCases:
         rng, far = random.Random(f"eqcheck {self.seed} case {number}"), self._reaches
         if place < cases - REACHING or not far:
             own = random.Random(f"eqcheck {self.seed} turn {number}")
-            case = self._case(rng, settings, beginning, own.choice((1, *_BOUNDARIES)) if self.turns else 1)
+            case = self._case(rng, settings, beginning, own.choice((1, *_BOUNDARIES)) if self.latest else 1)
             turn, among = divmod(number // SWITCHED, SWITCHED_EVERY)
             if self.switches and among == 1:
                 return _switched(case, self.switches[(turn + self.seed) % len(self.switches)])
@@ -99,7 +99,7 @@ class EngineCases:
             if self._has(own, "grammar", 0.4) and checkpoint(case.checkpoint).built:  # texts of others may be joined
                 case = with_grammars(own, case, truth(case.checkpoint))
             own = random.Random(f"eqcheck {self.seed} stops {number}")
-            case = with_stops(own, case) if self._has(own, "stop-sequences", 0.4) else case
+            case = with_stops(own, case, self.latest) if self._has(own, "stop-sequences", 0.4) else case
             case = with_cancelled(own, case) if self._has(own, "cancel", 0.3) else case
             case = with_logprobs(case, self._has(own, "logprobs", 0.5), self._has(own, "prompt-logprobs", 0.3))
             own = random.Random(f"eqcheck {self.seed} answers {number}")

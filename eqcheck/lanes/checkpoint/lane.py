@@ -114,8 +114,8 @@ class CheckpointLane(Lane):
         varied = {"logprobs", "temperature"} <= set(decoder.capabilities) and decoder.dtype not in LESS
         claims = decoder.capabilities, decoder.requires, decoder.kinds
         switches = () if decoder.dtype in LESS else hook(decoder.function, "switches")
-        turns = not self.options.profile
-        return EngineCases(self.options.seed, *claims, bounds, varied, self.options.block, switches, turns).cases()
+        latest = not self.options.profile
+        return EngineCases(self.options.seed, *claims, bounds, varied, self.options.block, switches, latest).cases()
 
     def condition(self, case: EngineCase) -> tuple[str, ...]:
         """The options of the engine; those of rows may be beside the point."""

@@ -31,8 +31,11 @@ def with_eos(rng: random.Random, row: EngineRow, emitted: list[int], least: bool
     return row_with(row, min_new_tokens=min(max(1, minimum), row.options.max_new_tokens))
 
 
-def with_stops(rng: random.Random, case: EngineCase) -> EngineCase:
-    """The case with stop sequences of some rows; not of one with a minimum: engines differ in what that holds back."""
+def with_stops(rng: random.Random, case: EngineCase, of_output: bool = False) -> EngineCase:
+    """The case with stop sequences of some rows; not of one with a minimum: engines differ in what that holds back.
+
+    ``of_output``: some lie across a block of new tokens in place of one of the cache.
+    """
     if not checkpoint(case.checkpoint).built:  # texts of other tokenizers may be joined otherwise
         return case
     free = [place for place, row in enumerate(case.rows) if not row.options.min_new_tokens]
@@ -40,7 +43,7 @@ def with_stops(rng: random.Random, case: EngineCase) -> EngineCase:
     rows, count = list(case.rows), max(row.options.max_new_tokens for row in case.rows)
     emitted = truth(case.checkpoint).emitted([rows[place] for place in chosen], count) if chosen else []
     for place, tokens in zip(chosen, emitted, strict=True):
-        stops = stopping(rng, rows[place].prompt, tokens[: rows[place].options.max_new_tokens])
+        stops = stopping(rng, rows[place].prompt, tokens[: rows[place].options.max_new_tokens], of_output)
         rows[place] = row_with(rows[place], stop_sequences=stops)
     return replace(case, rows=tuple(rows))
 
@@ -74,14 +77,16 @@ def with_logprobs(case: EngineCase, new: bool, of_prompt: bool) -> EngineCase:
     return case.with_options(replace(options, logprobs=new, prompt_logprobs=of_prompt) for options in case.options)
 
 
-def stopping(rng: random.Random, prompt: Sequence[int], emitted: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def stopping(
+    rng: random.Random, prompt: Sequence[int], emitted: Sequence[int], of_output: bool = False
+) -> tuple[tuple[int, ...], ...]:
     """Stop sequences of a row that would emit these tokens; of most kinds one ends it, the last tokens least often."""
     tokens = tuple(emitted)
     start = rng.randrange(max(1, len(tokens) * 3 // 4))
     stop = tokens[start : start + rng.choice((1, 1, 2, 3, 4))]
     kind = rng.choice(("emitted", "several", "left open", "prefix", "across a block", "at the end", "prompt", "across"))
     if kind == "across a block":  # of the engine's cache
-        edge = -len(prompt) % BLOCK
+        edge = BLOCK if of_output and len(prompt) % 2 else -len(prompt) % BLOCK
         stop = tokens[max(0, edge - 1) : edge + 1] or stop
     elif kind == "at the end":
         stop = tokens[-rng.randint(1, 3) :]
