@@ -75,7 +75,7 @@ class Pace:
         return True
 
     def settling(self, waiting: int) -> None:
-        """Begin to look into failing cases, of which so many are ``waiting``."""
+        """Begin to look into failing cases; so many are ``waiting``."""
         now = time.monotonic()
         self.until = now + (self.budget or float("inf"))
         self.half = now + (self._looks_until(waiting) - now) / 2

@@ -59,7 +59,8 @@ class EngineCases:
 
     ``varied``: some blocks are on the random checkpoint, whose log-probabilities differ from token to token. With
     ``latest`` there is what frozen profiles lack: turns of conversations and stop sequences at the ends of blocks.
-    ``block``: the cases of a block, `BLOCK` if it is None. Each of ``switches`` is on by turns, beside limits and EOS ids alone.
+    ``block``: the cases of a block, `BLOCK` if it is None. Each of ``switches`` is on by turns, beside limits and EOS
+    ids alone.
 
     >>> cases = EngineCases(seed=1, capabilities=("ngram",))
     >>> next(cases.cases()) == next(cases.cases())
