@@ -153,6 +153,15 @@ def test_a_position_is_skipped_for_what_comes_before_it_and_the_law_is_that_of_t
     assert one.skip[:8].tolist() == other.skip[:8].tolist()
 
 
+def test_a_token_beyond_a_cut_by_what_float16_rounds_is_not_impossible_there() -> None:
+    """A right engine in float16 emitted it: it is 2.377 below the likeliest, and a min-p of 0.1 cuts at 2.303."""
+    row = EngineRow((33,), RowOptions(19, temperature=1.0, min_p=0.1))
+    case = SampledEngineCase((row,), checkpoint=checkpoint("full").name, regime="flat")
+    tokens = [92, 147, 5, 174, 72, 198, 199, 160, 43, 179, 132, 125, 140, 114, 224, 28, 76, 109, 215]
+    impossible = {dtype: laws_of(case, [tokens], dtype)[0].row.impossible for dtype in ("float16", "bfloat16")}
+    assert impossible == {"float16": [], "bfloat16": [16]}
+
+
 def test_what_float32_changes_is_well_within_the_bound() -> None:
     case = sampled_row()
     outputs = np.random.default_rng(4).integers(0, 256, (2, 20)).tolist()
