@@ -223,6 +223,8 @@ def test_turns_of_conversations_end_where_blocks_do() -> None:
         return sum(len(text) % 16 == 0 and any(one[: len(text)] == text < one for one in nexts) for text in whole)
 
     assert ended(latest=True) > 2 * ended(latest=False)
+    drawn = EngineCases(0, ("prefix-caching", "arrivals"), latest=True)
+    assert all(len({row.options.max_new_tokens for row in drawn.case(number).rows}) == 1 for number in range(80))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])

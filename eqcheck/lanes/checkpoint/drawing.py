@@ -91,7 +91,8 @@ class EngineCases:
         rng, far = random.Random(f"eqcheck {self.seed} case {number}"), self._reaches
         if place < cases - REACHING or not far:
             own = random.Random(f"eqcheck {self.seed} turn {number}")
-            case = self._case(rng, settings, beginning, own.choice((1, *_BOUNDARIES)) if self.latest else 1)
+            turn = own.choice((1, *_BOUNDARIES)) if self.latest and "row-limits" in self.capabilities else 1
+            case = self._case(rng, settings, beginning, turn)
             turn, among = divmod(number // SWITCHED, SWITCHED_EVERY)
             if self.switches and among == 1:
                 return _switched(case, self.switches[(turn + self.seed) % len(self.switches)])
