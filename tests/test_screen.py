@@ -175,6 +175,16 @@ def test_the_time_that_is_left_is_that_of_the_lane(clock: list[float], capsys: P
     assert said[-1] == "mine: 8 of 50 cases, about 42 s left", "the slower cases of the lane before are no part of it"
 
 
+def test_no_more_time_is_left_than_the_budget_has(clock: list[float], capsys: Printed) -> None:
+    """A profile asks for 3,000 cases in at most 20 minutes: at a second a case it was said to take longer."""
+    with progress() as listen:
+        listen(Started("mine", "checkpoint", 3000, within=60.0))
+        for number in range(1, 13):
+            clock[0] += 1
+            listen(CaseDone("mine", number, 3000, 0, lane="checkpoint"))
+    assert capsys.readouterr().err.splitlines()[-1] == "mine: 12 of 3000 cases, about 48 s left"
+
+
 def test_the_campaign_tells_which_cause_and_how_far() -> None:
     events: list[Event] = []
     audit(registry.load("bsp"), Options(cases=12), events.append)

@@ -20,13 +20,14 @@ class Event:
 class Started(Event):
     """The audit begins; ``total`` cases of ``families`` are to be drawn, None where time decides.
 
-    ``sampled``: cases of another lane, which are sampled, follow.
+    ``sampled``: cases of another lane, which are sampled, follow. ``within``: the budget in seconds, or None.
     """
 
     lane: str
     total: int | None
     families: tuple[str, ...] = ()
     sampled: bool = False
+    within: float | None = None
 
 
 @dataclass(frozen=True)

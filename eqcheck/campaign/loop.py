@@ -47,15 +47,9 @@ def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda 
     """The result of each lane of a decoder's audit, without the conclusions from its counts."""
     begun = time.monotonic()
     first, *others = (Campaign(lane, listen) for lane in lanes_of(decoder, options))
-    listen(
-        events.Started(
-            decoder.name,
-            first.result.lane,
-            first.lane.total,
-            first.result.families,
-            any(other.lane.sampled for other in others),
-        )
-    )
+    sampled = any(other.lane.sampled for other in others)
+    drawn = first.result.lane, first.lane.total, first.result.families, sampled
+    listen(events.Started(decoder.name, *drawn, options.budget))
     results = [first.result]
     first.seek()
     skipped = False

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ def _bars(known: Mapping[str, Collection[str]]) -> Iterator[Listener]:
 def _plain(known: Mapping[str, Collection[str]]) -> Listener:
     started: dict[str, float] = {}
     printed: dict[tuple[str, str], float] = {}
+    ends: dict[str, float] = {}  # where a budget ends the cases before there are as many as were asked
     first: dict[tuple[Any, ...], tuple[float, int]] = {}  # time and count, when a lane has a decoder loaded
 
     def listen(event: Event) -> None:
@@ -103,6 +105,8 @@ def _plain(known: Mapping[str, Collection[str]]) -> Listener:
         for line in _announced(event, known):
             print(line, file=sys.stderr, flush=True)
         begun = started.setdefault(event.decoder, now)
+        if isinstance(event, Started) and event.within:
+            ends[event.decoder] = now + event.within
         if (count := _Count.of(event)) is None:
             return
         # The first word on causes comes at once, since the next may take long; the last comes always.
@@ -115,7 +119,8 @@ def _plain(known: Mapping[str, Collection[str]]) -> Listener:
         line = many(count.done, count.noun) if count.total is None else f"{count.done} of {count.total} {count.noun}s"
         line += " examined" * causes
         if count.noun == "case" and count.total and count.done >= before + _RATED:
-            line += f", about {(now - since) / (count.done - before) * (count.total - count.done):.0f} s left"
+            left = (now - since) / (count.done - before) * (count.total - count.done)
+            line += f", about {min(left, max(0.0, ends.get(event.decoder, inf) - now)):.0f} s left"
         print(f"{event.decoder}: {line}{f'; {count.note}' if count.note else ''}", file=sys.stderr, flush=True)
 
     return listen
