@@ -182,7 +182,7 @@ def test_no_more_time_is_left_than_the_budget_has(clock: list[float], capsys: Pr
         for number in range(1, 13):
             clock[0] += 1
             listen(CaseDone("mine", number, 3000, 0, lane="checkpoint"))
-    assert capsys.readouterr().err.splitlines()[-1] == "mine: 12 of 3000 cases, about 48 s left"
+    assert capsys.readouterr().err.splitlines()[-1] == "mine: 10 of 3000 cases, about 50 s left"
 
 
 def test_the_campaign_tells_which_cause_and_how_far() -> None:
