@@ -30,7 +30,7 @@ from eqcheck.result.findings import Options
 from eqcheck.selfcheck.faults import in_processes
 
 
-def caught_at(number: int, name: str = "ci") -> int | None:
+def caught_at(number: int, name: str = "ci", most: int | None = None) -> int | None:
     """The number of cases until the fault ``FAULTS[number]`` is seen; None where the profile has no such case."""
     torch.set_num_threads(1)
     decoder, drawn = FAULTS[number].decoder(), profile(name, __version__)
@@ -38,13 +38,13 @@ def caught_at(number: int, name: str = "ci") -> int | None:
     draw = drawn.draw(lane.result.lane)
     assert draw is not None
     with decoder.running() as generate:
-        for count, case in enumerate(islice(lane.cases(), draw.cases), 1):
+        for count, case in enumerate(islice(lane.cases(), most or draw.cases), 1):
             if judge(run(generate, case, timeout=20.0)).status == "violation":
                 return count
     return None
 
 
-def served_caught_at(identifier: str, name: str = "ci") -> int | None:
+def served_caught_at(identifier: str, name: str = "ci", most: int | None = None) -> int | None:
     """The number of cases until a planted fault of an engine is seen; a process is sent its id."""
     fault = next(one for one in served() if one.id == identifier)
     engine, build = fault.broken()(), getattr(builds, fault.build)
@@ -53,7 +53,7 @@ def served_caught_at(identifier: str, name: str = "ci") -> int | None:
     draw = drawn.draw(lane.result.lane)
     assert draw is not None
     engine.open()
-    for count, case in enumerate(islice(lane.cases(), draw.cases), 1):
+    for count, case in enumerate(islice(lane.cases(), most or draw.cases), 1):
         if decoded(engine, case).failed:
             return count
     return None
@@ -69,12 +69,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--profile", default="ci")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--most", type=int, help="cases of the profile, the first ones; all where it is left out")
     parser.add_argument("faults", nargs="?", choices=("catalogue", "served"), default="catalogue")
     options = parser.parse_args()
     engines = options.faults == "served"
     faults: Sequence[Any] = served() if engines else FAULTS
     work: list[Callable[[], int | None]] = [
-        partial(served_caught_at, fault.id, options.profile) if engines else partial(caught_at, number, options.profile)
+        partial(served_caught_at, fault.id, options.profile, options.most)
+        if engines
+        else partial(caught_at, number, options.profile, options.most)
         for number, fault in enumerate(faults)
     ]
     found = list[int | None]()
