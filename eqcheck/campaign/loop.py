@@ -25,7 +25,7 @@ from eqcheck.store.casefile import stored_violation
 from eqcheck.store.corpus import Corpus
 
 UNREPEATED = "the case did not fail again when it was decoded alone, so no cause was looked for"
-_LAST = 3  # cases that are looked into where time has ended without a finding
+_LAST = 3  # cases that are looked into where time has ended without a violation
 _NOT_ASKED = "options of rows were not asked on a checkpoint: cases on the transparent target are wrong already"
 
 
@@ -123,7 +123,7 @@ class Campaign:
                 self.settle()
             self.settle()
             for outcome in sorted(self.pending.values(), key=self.lane.rank)[:_LAST]:
-                if not self.result.findings:  # better one without a cause than none, however late it is
+                if not self.result.violations:  # better one without a cause than none, however late it is
                     self._findings(self.pending.pop(id(outcome)), [outcome], 1)
 
     def seek_more(self, end: float) -> None:
