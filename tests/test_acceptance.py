@@ -15,13 +15,15 @@ from served.paged import PagedEngine
 from served.ring import RingEngine
 from served.score import drawn
 
-from eqcheck.case.engine import EngineCase
+from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.acceptance import accepted
 from eqcheck.checkpoints.judge import Judge
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.cli import main
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.lanes.checkpoint.outcome import judged
+from eqcheck.lanes.sampling.judge import judged as judge_sampled
 from eqcheck.result import losses
 from eqcheck.result.tally import DUE
 
@@ -137,6 +139,73 @@ def test_wrong_cases_count_for_nothing() -> None:
     told = judged(Judge("float32"), case, {"outputs": wrong, "observed": observed})
     assert told.failed
     assert not any(name.startswith(DUE) for name in told.observed)
+
+
+def sampled(greedily: bool, proposed: int, cases: int = 12) -> Counter[str]:
+    """What is due and accepted in sampled rows of an engine that verifies by rejection; it tells its rounds.
+
+    It proposes so many tokens less than K, the draft's likeliest or drawn ones.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(5)
+    models, counts = checkpoint("full", "float32").models(torch.float32), Counter[str]()
+
+    def laws(which: int, text: list[int], temperature: float) -> Any:
+        with torch.no_grad():
+            return (models[which](torch.tensor([text])).logits[0] / temperature).softmax(-1)
+
+    for number in range(cases):
+        options = RowOptions(24, temperature=(0.3, 1.0)[number % 2])
+        case = SampledEngineCase(
+            (EngineRow((5 + number, 7), options),), num_draft_tokens=3, checkpoint=checkpoint("full").name
+        )
+        text = [5 + number, 7]
+        text.append(int(laws(0, text, options.temperature)[-1].multinomial(1)))
+        rounds = []
+        while len(text) < 2 + 24:
+            before, drafts, chances = len(text), list[int](), list[Any]()
+            for _ in range(3 - proposed):
+                q = laws(1, [*text, *drafts], options.temperature)[-1]
+                q = torch.nn.functional.one_hot(q.argmax(), len(q)).float() if greedily else q
+                drafts, chances = [*drafts, int(q.multinomial(1))], [*chances, q]
+            for place, p in enumerate(laws(0, [*text, *drafts], options.temperature)[before - 1 :]):
+                left = p
+                if place < len(drafts):
+                    token, q = drafts[place], chances[place]
+                    if torch.rand(()) * q[token] < p[token]:
+                        text.append(token)
+                        continue
+                    left = (p - q).clamp(min=0)
+                text.append(int(left.multinomial(1)))
+                break
+            rounds.append([before - 2, [], min(len(text) - 2, 24)])
+        outcome = judge_sampled(
+            Judge("float32"), "float32", case, {"outputs": [text[2:26]], "observed": {"rounds": [rounds]}}
+        )
+        assert outcome.status == "equivalent"
+        assert "rounds" not in outcome.observed
+        counts.update({name: count for name, count in outcome.observed.items() if name.startswith(DUE)})
+    return counts
+
+
+def test_in_sampled_rows_each_greedy_draft_token_of_the_text_is_due() -> None:
+    places = losses.due(sampled(greedily=True, proposed=0))
+    assert set(places) == {"sampled rows"}
+    kept, due = losses.total(places)
+    assert kept == due > 20
+
+
+def test_a_draft_token_less_shows_in_sampled_rows_too() -> None:
+    places = losses.due(sampled(greedily=True, proposed=1))
+    kept, due = losses.total(places)
+    assert kept < 0.95 * due
+    assert len(losses.warnings(places)) == 1
+
+
+def test_of_drawn_drafts_nothing_is_known() -> None:
+    counts = sampled(greedily=False, proposed=0)
+    assert counts["due sampled rows drawn"] > 10
+    assert losses.due(counts) == {}
 
 
 LOSING = """

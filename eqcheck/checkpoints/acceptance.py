@@ -7,6 +7,10 @@ fewer tokens than K, or throws right ones away: the output is right, and speed i
 An engine that tells its ``rounds`` is held to each of them. Of another the total is known, for a row or for the batch.
 Then the least total of right engines counts: the first drafts come with the prompt or after its first token, and
 engines differ on whether they count the last round of a row, which its end cuts short.
+
+A sampled row has no chance in it either, once its text is known, where the draft is greedy: whoever verifies by
+rejection or by a token of the target's own accepts a draft token if and only if it is the token of the text. An engine
+that draws its drafts accepts tokens that are not the draft's likeliest, and shows by them that nothing is known of it.
 """
 
 from __future__ import annotations
@@ -16,9 +20,14 @@ from collections.abc import Mapping, Sequence
 from operator import eq
 from typing import Any
 
+import numpy as np
+
 from eqcheck.case.engine import EngineCase
+from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.construction.function import Function
+from eqcheck.result.tally import DUE_DRAWN, DUE_SAMPLED
+from eqcheck.sampling.row import Floats, SampledRow
 
 DUE, ACCEPTED = "due", "accepted"
 _ROWS = ((1, "1"), (3, "2-3"), (8, "4-8"))
@@ -56,6 +65,29 @@ def accepted(case: EngineCase, outputs: Sequence[Sequence[int]], observed: Mappi
     return +counts
 
 
+def accepted_of_sampled(
+    case: SampledEngineCase, rounds: Any, rows: Mapping[int, SampledRow], drafts: Mapping[int, Floats]
+) -> Counter[str]:
+    """The same of the sampled rows of an engine that tells its ``rounds``, with the rounds whose drafts were drawn.
+
+    ``drafts`` has by row the draft's laws ``[n, V]`` at each new token, before the options of the row. Rounds in which
+    rounding may decide the draft's likeliest token say nothing.
+    """
+    counts, told, k = Counter[str](), _of_rows(rounds, len(case.rows)), case.num_draft_tokens
+    if case.drafting != "model" or told is None or any(map(_changed, case.options)):
+        return counts
+    for row, law in drafts.items():
+        second, best = np.partition(law, -2)[:, -2:].T
+        clear = best > second * (1 + float(np.max(rows[row].eps, initial=0)))
+        agreed = _runs((law.argmax(-1) == rows[row].tokens).tolist(), k)
+        for start, _, end in told[row]:
+            if 0 < start < len(agreed) - k and clear[start : start + k].all():
+                seen = end - start - 1
+                counts[DUE_DRAWN] += seen > agreed[start]
+                _count(counts, (DUE_SAMPLED,), agreed[start], min(seen, agreed[start]))
+    return +counts
+
+
 def _of_rows(told: Any, rows: int) -> Any:
     """An entry for each row, as it was told; None where it has another shape, which says nothing of drafts."""
     fits = isinstance(told, list | tuple) and len(told) == rows
@@ -75,7 +107,11 @@ def _row(row: int) -> str:
 
 def _unclear(options: Any) -> bool:
     """Whether a row is sampled, cancelled, or has scores that an option changes."""
-    return bool(options.temperature or options.changes_scores or options.cancel_after)
+    return bool(options.temperature) or _changed(options)
+
+
+def _changed(options: Any) -> bool:
+    return bool(options.changes_scores or options.cancel_after)
 
 
 def _agreed(draft: Function, case: EngineCase, row: int, output: Sequence[int]) -> list[int]:
@@ -83,10 +119,19 @@ def _agreed(draft: Function, case: EngineCase, row: int, output: Sequence[int]) 
 
     A draft token that is right leaves the text as it is, so the draft reads the row once, and none has to be proposed.
     """
-    prompt, k = case.rows[row].prompt, case.num_draft_tokens
+    prompt = case.rows[row].prompt
     right = map(eq, draft.choices([*prompt, *output])[len(prompt) - 1 :], output)
+    return _runs(list(right), case.num_draft_tokens)
+
+
+def _runs(right: Sequence[bool], k: int) -> list[int]:
+    """At each place, how many of K draft tokens from there on are right.
+
+    >>> _runs([True, True, False, True], 1), _runs([True, True, False, True], 3)
+    ([1, 1, 0, 1], [2, 1, 0, 1])
+    """
     counts, run = list[int](), 0
-    for one in reversed(list(right)):
+    for one in reversed(right):
         run = run + 1 if one else 0
         counts.append(min(run, k))
     return counts[::-1]

@@ -33,6 +33,7 @@ from eqcheck.report.schema import (
     printable_report,
     to_builtins,
 )
+from eqcheck.result import losses
 from eqcheck.result.findings import Audit, Finding, by_cause
 from eqcheck.store.casefile import command, file_stem, read_case, stored_violation, target_of, write_whole
 
@@ -113,7 +114,7 @@ def report_of(audit: Audit, folder: Path) -> Report:
         draft_losses=facts.get("draft_losses", {}),
         acceptance=facts.get("acceptance"),
         dictated_rounds=facts.get("dictated_rounds", {}),
-        due_drafts=facts.get("due_drafts", {}),
+        due_drafts=losses.due(tally.observed),
         pairs=dict(sorted(tally.pairs.items())),
         ties=tally.ties,
         near_ties=tally.near_ties,

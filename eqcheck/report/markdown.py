@@ -12,6 +12,7 @@ from eqcheck.explanation.statements import sentence
 from eqcheck.lanes.about import CHECKPOINT
 from eqcheck.report.content import Content, matrix_table
 from eqcheck.report.schema import Condition, Report, ReportedViolation
+from eqcheck.result.tally import DUE_SAMPLED
 
 
 def to_markdown(report: Report) -> str:
@@ -151,7 +152,8 @@ def _rounds(report: Report) -> list[str]:
 def _due(report: Report) -> list[str]:
     """The draft tokens of built draft models: how many were due, and how many were accepted."""
     rows = [(name, *counts, counts[1] - counts[0]) for name, counts in report.due_drafts.items()]
-    text = "Draft tokens of greedy rows that the draft alone proposes, K a round, and the target agrees with:"
+    whose = "" if DUE_SAMPLED in report.due_drafts else "of greedy rows "
+    text = f"Draft tokens {whose}that the draft alone proposes, K a round, and the target agrees with:"
     return [text, _table(rows, ("where", "accepted", "due", "lost"))] if rows else []
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from eqcheck.explanation.notice import INCONCLUSIVE, Notice
 from eqcheck.explanation.records import many
 from eqcheck.result.findings import Audit
-from eqcheck.result.tally import DUE
+from eqcheck.result.tally import DUE, DUE_DRAWN, DUE_SAMPLED
 
 _TOLD = 0.01  # as large a share of losses is told
 _ENOUGH = 50  # draft tokens due, so that none lost of them says something
@@ -16,19 +16,22 @@ Due = Mapping[str, tuple[int, int]]  # by batch, row or position: draft tokens a
 
 
 def due(observed: Counter[str]) -> dict[str, tuple[int, int]]:
-    """By ``batch SIZE``, ``row NUMBER`` and ``position NUMBER``, draft tokens accepted and due.
+    """By ``batch SIZE``, ``row NUMBER`` and ``position NUMBER``, draft tokens accepted and due; and of sampled rows.
+
+    Nothing is known of sampled rows where one round shows that the engine draws its draft tokens.
 
     >>> due(Counter({"due row 0 due": 4, "due row 0 accepted": 3}))
     {'row 0': (3, 4)}
     """
     counts = {name.removeprefix(DUE): count for name, count in observed.items() if name.startswith(DUE)}
-    names = sorted({name.rpartition(" ")[0] for name in counts})
+    drawn = counts.pop(DUE_DRAWN, 0)
+    names = sorted({name.rpartition(" ")[0] for name in counts} - ({DUE_SAMPLED} if drawn else set()))
     return {name: (counts.get(f"{name} accepted", 0), counts.get(f"{name} due", 0)) for name in names}
 
 
 def total(places: Due) -> tuple[int, int]:
-    """Draft tokens accepted and due, in batches of every size."""
-    rows = [counts for name, counts in places.items() if name.startswith("batch ")]
+    """Draft tokens accepted and due, in batches of every size and in sampled rows."""
+    rows = [counts for name, counts in places.items() if name.startswith("batch ") or name == DUE_SAMPLED]
     return sum(accepted for accepted, _ in rows), sum(asked for _, asked in rows)
 
 
@@ -45,15 +48,22 @@ def warnings(places: Due) -> list[str]:
     return [Notice(f"{said} and the target agrees with{where}. This costs speed, not output", "draft")]
 
 
+def lost_of(audit: Audit) -> tuple[int, int]:
+    """The draft tokens that an audit lost in all its lanes, and how many were due."""
+    lost, asked = audit.facts.get("draft_loss") or (0, 0)  # of the transparent target, by its trace
+    kept, due_too = total(due(audit.tally.observed))
+    return lost + due_too - kept, asked + due_too
+
+
 def within(audit: Audit, most: float | None) -> bool | None:
     """Whether no larger share of the draft tokens is lost than may be; None where nothing is known of them."""
-    lost, asked = audit.facts.get("draft_loss") or (0, 0)
+    lost, asked = lost_of(audit)
     return most is None or (lost <= most * asked if asked else None)
 
 
 def limit(audit: Audit, most: float | None) -> None:
     """Let an audit fail where more draft tokens are lost than the share that may be; warn where nothing is known."""
-    lost, asked = audit.facts.get("draft_loss") or (0, 0)
+    lost, asked = lost_of(audit)
     if (fits := within(audit, most)) is None:
         said = "of no case it is known how many draft tokens are due, so --max-draft-loss says nothing"
         audit.warnings.append(Notice(said, INCONCLUSIVE))

@@ -35,6 +35,12 @@ DICTATED = "dictated "
 DUE = "due "
 """The same, for draft tokens that are due (`eqcheck.checkpoints.acceptance`)."""
 
+DUE_SAMPLED = "sampled rows"
+"""Behind `DUE`, those of sampled rows."""
+
+DUE_DRAWN = f"{DUE_SAMPLED} drawn"
+"""Behind `DUE`, the rounds of sampled rows in which the draft tokens were drawn: nothing is known of these."""
+
 
 @dataclass(frozen=True)
 class Alike:

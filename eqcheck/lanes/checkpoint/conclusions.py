@@ -34,11 +34,8 @@ def conclusions(result: Audit) -> None:
         result.warnings.append(f"{cases} without a finding: there was no time to confirm more")
     observed = result.tally.observed
     drafted, accepted = observed["drafted"], observed["accepted"]
-    rounds, due = _dictated_rounds(result), losses.due(observed)
-    kept, asked = losses.total(due)
+    rounds = _dictated_rounds(result)
     result.facts |= {
-        "due_drafts": due,
-        "draft_loss": (asked - kept, asked),
         "capabilities": list(result.decoder.capabilities),
         "acceptance": round(accepted / drafted, 3) if drafted else None,
         "dictated_rounds": {

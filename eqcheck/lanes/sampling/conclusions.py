@@ -9,7 +9,7 @@ from eqcheck.explanation.records import many
 from eqcheck.lanes.checkpoint.conclusions import silent
 from eqcheck.lanes.sampling.evidence import explained
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE
-from eqcheck.result import declining
+from eqcheck.result import declining, losses
 from eqcheck.result.findings import Audit, Finding, LawEvidence
 from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.wealth import DOUBT, VIOLATION, Wealth
@@ -42,6 +42,7 @@ def conclusions(result: Audit) -> None:
         result.warnings.append(f"the decoder does not claim the target's law: {result.decoder.lossless}")
     result.warnings += _vacuous(result, wealth)
     if result.lane == "checkpoint-sampling":
+        result.warnings += losses.warnings(losses.due(result.tally.observed))
         result.warnings += silent(result.tally) if drafts else []
         result.warnings += declining.too_many(result.tally.declined, result.tally.drawn)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from eqcheck.attribution.reading import Reader
 from eqcheck.case.sampling import SampledCase, SampledEngineCase
+from eqcheck.checkpoints import acceptance
 from eqcheck.checkpoints.judge import Judge, RowJudgement, truth
 from eqcheck.contract.decoders import Generate
 from eqcheck.contract.options import sampling_of
@@ -20,6 +21,7 @@ from eqcheck.lanes.sampling.decode import Mark, SampledRun, decode, marks
 from eqcheck.lanes.sampling.laws import laws_of
 from eqcheck.lanes.sampling.seeds import Outputs, broken, repeated
 from eqcheck.result.outcome import Outcome
+from eqcheck.result.tally import DUE
 from eqcheck.sampling.row import Floats, SampledRow
 
 IMPOSSIBLE = "impossible-token"
@@ -190,14 +192,18 @@ def judged(judge: Judge, dtype: str, case: SampledEngineCase, answer: Mapping[st
     if told.failure:
         return SampledOutcome(case, "violation", explanation=told.failure)
     outputs = told.outputs
-    observed = answer.get("observed") or {}
+    observed = dict(answer.get("observed") or {})
     laws = laws_of(case, outputs, dtype)
     sampled = {number: own.row for number, own in laws.items()}
     ends = wrong_end(case, outputs)
     explanation = (
         ends or _greedy(judge, case, outputs) or impossible(case, sampled, outputs) or told.told_wrongly(judge, case)
     )
-    status = "violation" if explanation else "equivalent"
+    status, raw_drafts = "violation" if explanation else "equivalent", {n: own.raw_draft for n, own in laws.items()}
+    rounds = observed.pop("rounds", None)
+    if explanation is None:
+        kept = acceptance.accepted_of_sampled(case, rounds, sampled, raw_drafts)
+        observed |= {f"{DUE}{name}": count for name, count in kept.items()}
     return SampledOutcome(
         case,
         status,
@@ -208,7 +214,7 @@ def judged(judge: Judge, dtype: str, case: SampledEngineCase, answer: Mapping[st
         explanation=explanation,
         observed=observed,
         sampled={} if ends else sampled,
-        raw_drafts={number: own.raw_draft for number, own in laws.items()},
+        raw_drafts=raw_drafts,
     )
 
 
