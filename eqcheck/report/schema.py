@@ -194,8 +194,8 @@ class Report:
     ``sampling`` is the evidence of all sampled tokens. ``dictated_rounds`` counts, by ``accepted/K``, the rounds with
     dictated drafts that were asked for, and those of them that were seen to be played. ``served`` are the cases on
     checkpoints, by kind and drafter.
-    ``due_drafts`` counts, by batch size, row and position in a round, and in sampled rows, the draft tokens that were
-    accepted, and all that are due: the draft alone proposes them, and the target agrees.
+    ``due_drafts`` counts, by batch size, row and position in a round, and in sampled rows, how many draft tokens were
+    accepted, and how many are due: the draft alone proposes them, and the target agrees.
     ``pairs`` counts the cases of engines in which two options or settings were at work, in one row or in several.
     ``slots_seen`` is the share of the slots handed to the target that a query saw, in all its calls, ``memory`` the
     measure of keys and values where that was asked. ``outdated`` says why an audit fails beside its violations:
