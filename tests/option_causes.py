@@ -30,6 +30,8 @@ CAUSES = [
     ("ngrams-ignored", "no-repeat-ngram-size", "option-ignored"),
     ("stale", "no-repeat-ngram-size", "option-stale"),
     ("over-rejected", "frequency-penalty", "option-over-rejected"),
+    ("over-first-rejected", "frequency-penalty", "option-over-first-rejected"),
+    ("over-proposed", "frequency-penalty", "option-over-proposed"),
     ("once-a-round", "frequency-penalty", "option-once-a-round"),
     ("bonus-without", "logit-bias", "option-missing-at-bonus"),
     ("first-alone", "allowed-ids", "option-for-first-alone"),

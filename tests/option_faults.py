@@ -25,16 +25,18 @@ NEW = ("frequency-penalty", "logit-bias", "bad-words", "allowed-ids", "no-repeat
 
 @dataclass
 class Going:
-    """A row being decoded: its ``output``, what was ``rejected``, and the ``last`` tokens of its rounds.
+    """A row being decoded: its ``output``, what was ``proposed`` and ``rejected``, the ``last`` tokens of its rounds.
 
-    The round before began after ``earlier`` tokens.
+    The round before began after ``earlier`` tokens. ``refuted`` is the output with the first rejected token of rounds.
     """
 
     number: int
     prompt: tuple[int, ...]
     options: RowOptions
     output: list[int] = field(default_factory=list)
+    proposed: list[int] = field(default_factory=list)
     rejected: list[int] = field(default_factory=list)
+    refuted: list[int] = field(default_factory=list)
     last: list[int] = field(default_factory=list)
     drafts: list[int] = field(default_factory=list)
     earlier: int = 0
@@ -102,6 +104,8 @@ FAULTS: dict[str, Fault] = {
     "bonus-without": lambda at: (at.off() if at.bonus else at.row.options, at.before),
     "drafts-without": lambda at: (at.row.options if at.bonus else at.off(), at.before),
     "over-rejected": lambda at: (at.row.options, [*at.row.rejected, *at.before]),
+    "over-first-rejected": lambda at: (at.row.options, [*at.row.refuted, *at.row.drafts[: at.offset]]),
+    "over-proposed": lambda at: (at.row.options, [*at.before, *at.row.proposed, *at.row.drafts]),
     "once-a-round": lambda at: (at.row.options, at.row.last),
     "next-row": lambda at: (at.neighbour(1), at.before),
     "first-row": lambda at: (at.neighbour(-at.row.number), at.before),
@@ -162,7 +166,9 @@ class Rounds:
         agreed = len(new) - (row.drafts[len(new) - 1 : len(new)] != new[-1:])
         self.observed["drafted"] += len(row.drafts)
         self.observed["accepted"] += agreed
+        row.proposed += row.drafts
         row.rejected += row.drafts[agreed:]
+        row.refuted += [*new[:-1], *row.drafts[agreed:][:1], new[-1]]
         row.earlier = len(row.output)
         row.output += new
         row.last.append(new[-1])

@@ -185,7 +185,7 @@ class Looking(Rounds):
 BUILDS = {build.__name__: build for build in (Rounds, Prefilled, Looking)}
 
 
-def decoded(engine: Rounds, judge: Judge, case: EngineCase) -> Any:
+def decoded(engine: Any, judge: Judge, case: EngineCase) -> Any:
     """The outcome of a case, as an audit has it."""
     engine.serve(case.checkpoint)
     outputs, told = apart(engine("", "", replace(case.request(), drafts=dictation.drafts(case))))

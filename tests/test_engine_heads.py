@@ -51,6 +51,25 @@ def test_a_head_is_right_as_often_as_the_target_keeps_to_the_cycle(scripts: tupl
     assert (family.embedding @ head.T).argmax(-1).tolist() == follows[follows].tolist()
 
 
+@torch.no_grad()
+def test_rows_of_another_law_are_seen(scripts: tuple[Any, Any]) -> None:
+    checkpoints, audit = scripts
+    model = checkpoints.Family("llama").model.double().eval()
+    torch.manual_seed(3)
+
+    def drawn(prompt: list[int], heat: float) -> list[int]:
+        ids = torch.tensor([prompt])
+        for _ in range(12):
+            ids = torch.cat([ids, (model(ids).logits[0, -1:] / heat).softmax(-1).multinomial(1)], dim=1)
+        return ids[0, len(prompt) :].tolist()
+
+    asked: list[Any] = [{"prompts": [[n, 3], [n]], "temperature": 0.5} for n in range(10)]
+    right = [[drawn(prompt, 0.5) for prompt in case["prompts"]] for case in asked]
+    colder = [[drawn(prompt, 0.2) for prompt in case["prompts"]] for case in asked]
+    assert audit.sampled(model, asked, right)["greatest"] < 100
+    assert audit.sampled(model, [*asked, asked[0]], [*colder, "refused"])["verdict"] == "violation"
+
+
 @pytest.mark.parametrize("engine", ["openvino_genai", "vllm"])
 def test_what_was_found_is_what_the_page_says(engine: str) -> None:
     page = (FOLDER.parents[1] / "docs" / "engines.md").read_text()
@@ -59,3 +78,7 @@ def test_what_was_found_is_what_the_page_says(engine: str) -> None:
             right = found["cases"] - sum(map(len, found["refused"].values())) - len({o["case"] for o in found["wrong"]})
             said = f"| {engine} {found['version']} | `{found['method']}` | yes | {right} of {found['cases']} |"
             assert said in page, said
+            assert found["sampled"]["verdict"] == "violation"
+            if mended := found.get("sampled_mended"):
+                assert mended["verdict"] == "equivalent"
+                assert f"wrong; mended right, {mended['accepted']} of {mended['drafted']}" in page

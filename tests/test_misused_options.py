@@ -278,7 +278,7 @@ def test_options_of_rows_that_go_on_are_no_fault_of_the_commit() -> None:
 
 def test_a_penalty_times_the_tokens_of_a_long_round_may_be_one_that_no_case_has() -> None:
     row = EngineRow((1,), RowOptions(4, repetition_penalty=2.0, presence_penalty=90.0))
-    place = TokenPlace(row, [1, 2], Turn(0, 1, (1,) * 32, 0, 2), 0, 0, 0, False, (), ())
+    place = TokenPlace(row, [1, 2], Turn(0, 1, (1,) * 32, 0, 2), 0, 0, 0, False, (), (), (), ())
     stronger = place.stronger(1).options
     assert (stronger.repetition_penalty, stronger.presence_penalty) == (2.0**33, 90.0 * 33)
 

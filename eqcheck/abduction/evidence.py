@@ -323,8 +323,8 @@ class Evidence:
         else:
             drafts = self._drafted(with_options=True)
         more = {"uncut": self._rounds(self.drafts, beyond=k), "asked": self._rounds(drafts)}
-        more |= {"asked and prefilled": self._rounds(drafts, prefilled=True)}
-        return self.right_schedules | more
+        more |= {"uncut and prefilled": self._rounds(self.drafts, prefilled=True, beyond=k)}
+        return self.right_schedules | more | {"asked and prefilled": self._rounds(drafts, prefilled=True)}
 
     def _rounds(
         self, drafted: Branches, *, least: bool = False, prefilled: bool = False, beyond: int = 0

@@ -154,8 +154,9 @@ def _at_least(row: EngineRow, count: int) -> EngineRow:
 class TokenPlace:
     """A new token's ``index`` in its row, with the ``output`` of that, and the turn it comes from.
 
-    It begins at ``start``, the one before at ``earlier``; ``late``: after a rejection. ``fed`` and ``last`` are of the
-    row's earlier turns: all tokens, rejected drafts in their places, and the last tokens.
+    It begins at ``start``, the one before at ``earlier``; ``late``: after a rejection. The others are of the row's
+    earlier turns: the tokens ``fed``, rejected drafts in their places; the same with the first of these alone
+    (``refuted``); the ``last`` tokens; and the drafts ``proposed``.
     """
 
     row: EngineRow
@@ -167,6 +168,8 @@ class TokenPlace:
     late: bool
     fed: tuple[int, ...]
     last: tuple[int, ...]
+    refuted: tuple[int, ...]
+    proposed: tuple[int, ...]
 
     @property
     def before(self) -> list[int]:
@@ -225,6 +228,8 @@ _MISPLACED: dict[str, Misplaced] = {
     "option-missing-at-correction": lambda at: (at.plain if at.corrected else at.row, at.before),
     "option-over-drafts": lambda at: (at.row, (*at.before, *at.turn.drafts[at.index - at.start :])),
     "option-over-rejected": lambda at: (at.row, (*at.fed, *at.new)),
+    "option-over-first-rejected": lambda at: (at.row, (*at.refuted, *at.new)),
+    "option-over-proposed": lambda at: (at.row, (*at.before, *at.proposed, *at.turn.drafts)),
     "option-once-a-round": lambda at: (at.row, at.last),
     "option-times-tokens": lambda at: (at.stronger(1), at.before),
     "option-by-tokens": lambda at: (at.stronger(-1), at.before),
@@ -281,11 +286,14 @@ def _begun(evidence: Evidence, turn: Turn, behind: TokenPlace | None) -> TokenPl
     row, output = evidence.case.rows[turn.row], evidence.outputs[turn.row]
     start = turn.start - len(evidence.prompts[turn.row])
     if behind is None:
-        return TokenPlace(row, output, turn, start, 0, start, False, (), ())
+        return TokenPlace(row, output, turn, start, 0, start, False, (), (), (), ())
     drafts, end = behind.turn.drafts, output[behind.index]
-    fed = (*behind.fed, *behind.new, *drafts[len(behind.new) :], end)
+    rejected = drafts[len(behind.new) :]
+    fed = (*behind.fed, *behind.new, *rejected, end)
+    refuted = (*behind.refuted, *behind.new, *rejected[:1], end)
+    last, proposed = (*behind.last, end), (*behind.proposed, *drafts)
     late = behind.turn.accepted < len(drafts)
-    return TokenPlace(row, output, turn, start, behind.start, start, late, fed, (*behind.last, end))
+    return TokenPlace(row, output, turn, start, behind.start, start, late, fed, last, refuted, proposed)
 
 
 def _checked(evidence: Evidence, misplaced: Misplaced, behind: Mapping[int, TokenPlace]) -> Iterator[Turn]:

@@ -24,6 +24,7 @@ _TABLE = {
         "first-token-of-row-before": "the first token of rows is what the target predicts for the row before them",
         "first-token-of-next-row": "the first token of rows is what the target predicts for the row after them",
         "first-token-of-one-another": "the first token of rows is what the target predicts for another of these rows",
+        "first-token-from-behind": "the first token of rows is what the target predicts for another row behind its end",
     },
     "bookkeeping/pad-in-output": {"pads-after-end": "the row goes on with {tokens} after its end, all of them pads"},
     "bookkeeping/row-swap": {"rows-swapped": "rows hold the output of other rows"},
@@ -45,6 +46,8 @@ _TABLE = {
         "option-over-drafts": "draft tokens that come later in the round count for {options}",
         "option-of-other-ids": "{options} is applied to ids one {ids} those that are asked",
         "option-over-rejected": "rejected draft tokens count for {options}",
+        "option-over-first-rejected": "the first rejected draft token of a round counts for {options}",
+        "option-over-proposed": "all draft tokens count for {options}: rejected ones as well, and accepted ones twice",
         "option-once-a-round": "of each round the last token alone counts for {options}",
         "option-times-tokens": "{options} is as many times as strong as the target is given tokens in a round",
         "option-by-tokens": "{options} is divided by the number of tokens that the target is given in a round",
@@ -151,16 +154,19 @@ def _exchanged(evidence: Evidence) -> Explained | None:
 
 
 def _first_tokens(evidence: Evidence) -> Iterator[Explained]:
-    """The first token of rows is what is predicted for the row before or after them, or they have one another's."""
+    """The first token of rows is predicted for the row before or after them, for one another, or behind an end."""
     wrong = {row for row, index in evidence.first_wrong.items() if not index}
-    rows = range(len(evidence.texts))
-    for edit, sources in (
-        ("first-token-of-row-before", {row: {row - 1} for row in wrong}),
-        ("first-token-of-next-row", {row: {row + 1} for row in wrong}),
-        ("first-token-of-one-another", {row: wrong - {row} for row in wrong}),
+    first = {row: evidence.outputs[row][0] for row in wrong}
+    rows = {*range(len(evidence.texts))}
+    begin = {row: expected[0] for row, expected in enumerate(evidence.expected) if expected}
+    behind = {row: pick(evidence.plain[row][-1], evidence.case.rows[row], evidence.outputs[row]) for row in rows}
+    for edit, tokens, sources in (
+        ("first-token-of-row-before", begin, {row: {row - 1} for row in wrong}),
+        ("first-token-of-next-row", begin, {row: {row + 1} & rows for row in wrong}),
+        ("first-token-of-one-another", begin, {row: wrong - {row} for row in wrong}),
+        ("first-token-from-behind", behind, {row: rows - {row} for row in wrong}),
     ):
-        first = {row: evidence.outputs[row][0] for row in wrong}
-        fit = {row for row in wrong if first[row] in {evidence.expected[n][0] for n in sources[row] & {*rows}}}
+        fit = {row for row in wrong if first[row] in {tokens.get(n) for n in sources[row]}}
         predicted = right_tokens(evidence) | {(row, 0): first[row] for row in fit}
         finding = explained(evidence, returned(edit, once=True), predicted)
         yield finding.times(prod(len(sources[row]) for row in fit)).times(_selections(evidence, fit))

@@ -1,12 +1,14 @@
 """Cases decoded by a head method of an engine, under its Python: ``python decode.py ENGINE METHOD FOLDER K``.
 
-Cases come as JSON on standard input. Rows and the engine's own counts of draft tokens go to standard output, in a line.
+Lists of cases come as JSON on standard input. For each list, rows and the engine's own counts of draft tokens go to
+standard output, all in a line.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,9 @@ class OpenVINO:
         for limit in case["limits"]:
             config = openvino_genai.GenerationConfig()
             config.max_new_tokens, config.ignore_eos = limit, True
+            if temperature := case.get("temperature"):
+                config.do_sample, config.temperature = True, temperature
+                config.rng_seed = random.getrandbits(31)
             if self.k:
                 config.num_assistant_tokens = self.k
             configs.append(config)
@@ -89,6 +94,8 @@ class VLLM:
         )
         import vllm
 
+        if os.environ.get("MEND"):
+            mend()
         target = folder / ("mtp" if method in ("mtp", "mtp-none") else "target")
         unpadded, method = method.endswith("-unpadded"), method.removesuffix("-unpadded")
         settings: dict[str, Any] = {"method": method, "num_speculative_tokens": k}
@@ -110,10 +117,14 @@ class VLLM:
         self.version = vllm.__version__
 
     def __call__(self, case: dict[str, Any]) -> list[list[int]]:
+        import torch
         from vllm import SamplingParams
 
+        torch.manual_seed(random.getrandbits(48))  # an engine that is started again begins with the seed 0
         options = [
-            SamplingParams(temperature=0, max_tokens=limit, ignore_eos=True, detokenize=False)
+            SamplingParams(
+                temperature=case.get("temperature", 0), max_tokens=limit, ignore_eos=True, detokenize=False
+            )
             for limit in case["limits"]
         ]
         prompts = [{"prompt_token_ids": prompt} for prompt in case["prompts"]]
@@ -132,6 +143,18 @@ class VLLM:
         return self._counted("accepted_tokens")
 
 
+def mend() -> None:
+    """Repair what vLLM 0.32 does on a CPU: its kernel writes the temperatures of rows into a copy of its output."""
+    import torch
+    import vllm.v1.sample.rejection_sampler as sampler
+
+    def expanded(x: Any, ends: Any, count: int, replace_from: int = 0, replace_to: int = 0) -> Any:
+        rows = torch.diff(ends, prepend=ends.new_zeros(1)).long()
+        return torch.where(x == replace_from, torch.full_like(x, replace_to), x).repeat_interleave(rows)
+
+    sampler.expand_batch_to_tokens = expanded
+
+
 def decoded(running: Any, start: Any, case: dict[str, Any]) -> tuple[Any, Any]:
     """The engine to go on with, and the rows of a case; or what went wrong. Then it is started anew."""
     try:
@@ -147,15 +170,16 @@ if __name__ == "__main__":
     def start() -> Any:
         return {"openvino_genai": OpenVINO, "vllm": VLLM}[engine](method, Path(folder), int(k))
 
-    running = start()
-    rows, drafted, accepted = [], 0, 0
-    for case in json.load(sys.stdin):
-        was = running
-        running, found = decoded(running, start, case)
-        rows.append(found)
-        if was is not running:
-            drafted, accepted = drafted + was.drafted, accepted + was.accepted
-    answer = {"version": running.version, "rows": rows}
-    answer |= {"drafted": drafted + running.drafted, "accepted": accepted + running.accepted}
-    print(json.dumps(answer), file=out, flush=True)
+    running, answers = start(), []
+    for cases in json.load(sys.stdin):
+        rows, drafted, accepted = [], -running.drafted, -running.accepted
+        for case in cases:
+            was = running
+            running, found = decoded(running, start, case)
+            rows.append(found)
+            if was is not running:
+                drafted, accepted = drafted + was.drafted, accepted + was.accepted
+        answer = {"version": running.version, "rows": rows}
+        answers.append(answer | {"drafted": drafted + running.drafted, "accepted": accepted + running.accepted})
+    print(json.dumps(answers), file=out, flush=True)
     os._exit(0)  # an engine may take long to end

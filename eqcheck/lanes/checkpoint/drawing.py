@@ -270,7 +270,8 @@ _LONGER, _OTHER_K = 12, 4
 def alike(case: EngineCase, number: int, requires: tuple[str, ...] = ()) -> EngineCase:
     """Other prompts and the same options; every second case has longer rows, which end elsewhere, and another K.
 
-    Each id becomes another one, so that prompts which begin alike still do.
+    Each id becomes another one, so that prompts which begin alike still do. Of equal prompts every fourth case makes
+    different ones: else a token of another row's looks like a later one of the row's own.
     """
     rng = random.Random(f"eqcheck alike {number}")
     ids = rng.sample(range(VOCAB_SIZE), VOCAB_SIZE)
@@ -283,6 +284,8 @@ def alike(case: EngineCase, number: int, requires: tuple[str, ...] = ()) -> Engi
         if options.min_new_tokens and number % 4 == 2:
             size = min(size, 2)  # behind a long prompt a minimum that counts it looks ignored
         prompt = tuple([*(ids[token] for token in row.prompt), *rng.choices(ids, k=_LONGER)][:size])
+        if number % 4 == 2 and prompt in {one.prompt for one in rows}:
+            prompt = (*prompt[:-1], ids[-1 - len(rows)])
         other = replace(row, prompt=prompt)
         if number % 2:
             other = row_with(other, max_new_tokens=options.max_new_tokens + _LONGER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ _PATIENCE = 4  # so many limits, for a case that did not end within one
 UNSTEADY = "the case fails each time that it is decoded alone, but not with the same answer, and no cause was shown"
 _EARLIER = (1, 4)  # cases that the engine decoded before a failing one; then all that it did
 _TELLING = 3  # cases of a group that abduction is asked about first
+_SAYING = 6  # tokens from the first wrong one on, with which a case may tell its cause
 _ROW_OPTIONS = (
     "arrival",
     *(name.replace("_", "-") for name in SCORING),
@@ -102,6 +104,7 @@ class CheckpointLane(Lane):
         self.alone: Outcome  # of the case that was last decoded alone
         self.behind: Finding | None = None  # the finding of a case that is right alone, and wrong behind others
         self.told: dict[str, Abduced] = {}  # causes of cases that tell them, by id of case
+        self.in_vain = Counter[str]()  # cases like a small one without a cause that have none either, by its finding
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -160,7 +163,7 @@ class CheckpointLane(Lane):
             others = tuple(name for name in named if name not in finding.needs)
             if others and self._decode(without(outcome.case, others)).symptom != outcome.symptom:
                 continue
-            if finding.explanation.kind != "unattributed" or finding.minimised:
+            if finding.explanation.kind != "unattributed" or self.in_vain[finding.id] >= _TELLING:
                 return number
             vague.append(number)
         causes = self.investigation.causes
@@ -171,7 +174,12 @@ class CheckpointLane(Lane):
         for number, cause in known.items():
             if fit and fit.search.edit in {one.search.edit for one in (cause, *cause.also)}:
                 return number
-        return vague[0] if vague and fit is None else None  # it may look like a larger case that nobody could explain
+        if not vague or fit is not None:
+            return None  # it may look like another case that nobody could explain
+        finding = self.result.findings[vague[0]]
+        behind = sum(len(row.observed) - (row.first or 0) for row in wrong or ())  # a few tokens tell nothing
+        self.in_vain[finding.id] += finding.minimised and behind >= _SAYING
+        return vague[0]
 
     def _decode(self, case: EngineCase) -> Outcome:
         if case.prefix_caching in self.carrying:
