@@ -12,7 +12,7 @@ from itertools import groupby
 
 from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.layout import filled, table
-from eqcheck.explanation.records import BY_TOKENS, Deviation, Explanation, Slot, many
+from eqcheck.explanation.records import BY_TOKENS, Deviation, Explanation, Given, Slot, many
 from eqcheck.explanation.statements import (
     held,
     needs_words,
@@ -374,8 +374,11 @@ def consequences(e: Explanation) -> list[str]:
 # The slots.
 
 
-def _picture(e: Explanation, width: int) -> list[str]:
-    """The row's cache at the query at fault; neighbours that are as they should be, and alike, share a line."""
+def slot_lines(e: Explanation) -> list[list[object]]:
+    """Return the row's cache at the query at fault: mark, slot, content, token, position id, attended.
+
+    Neighbours that are as they should be, and alike, share a line; ``mark`` is empty for them.
+    """
     rows: list[list[object]] = []
     for alike, group in groupby(enumerate(e.slots), key=lambda one: _likeness(*one)):
         slots = [slot for _, slot in group]
@@ -383,8 +386,13 @@ def _picture(e: Explanation, width: int) -> list[str]:
             rows.append(_folded(slots))
         else:
             rows += [_line(slot) for slot in slots]
+    return rows
+
+
+def _picture(e: Explanation, width: int) -> list[str]:
     headers = ["", "slot", "holds", "token", "position id", "attended"]
-    return table(rows, headers, width, ["", "slot", "holds", "token", "pos. id", "att."], tablefmt="plain").splitlines()
+    short = ["", "slot", "holds", "token", "pos. id", "att."]
+    return table(slot_lines(e), headers, width, short, tablefmt="plain").splitlines()
 
 
 def _likeness(number: int, slot: Slot) -> object:
