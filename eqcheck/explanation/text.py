@@ -30,6 +30,7 @@ _TITLE = 13  # characters of the longest title
 _ROWS, _BESIDE, _CLAUSES = 12, 3, 4
 _ALIKE = 3  # so many slots share a line
 _ROUNDS = 24  # whose accepted drafts are listed
+_NOTHING_LEADS = "no part of the sampler stands out"
 _LINES = 6  # of what else is wrong
 _ENDS = ("past-eos", "over-length", "pad-in-output")  # tokens after the end of a row
 _LIMITED = ("premature-stop", "over-length")  # faults for which the limit of the row matters
@@ -86,14 +87,16 @@ def kinds_known(e: Explanation) -> bool:
     return {e.kind, *(deviation.kind for deviation in e.deviations)} <= KINDS.keys()
 
 
-def parts(e: Explanation, needs: Sequence[str] | None = None, plain: str = "", width: int = WIDTH) -> list[Part]:
+def parts(
+    e: Explanation, needs: Sequence[str] | None = None, plain: str = "", width: int = WIDTH, brief: bool = False
+) -> list[Part]:
     """Return the parts of an explanation in order: the case, the cause, what confirms it, what else is wrong.
 
     ``needs`` are the options without which the case does not fail, None where it was not made small; ``plain`` is how
-    the engine does without speculation.
+    the engine does without speculation. ``brief``: without slots that are as they should be, and what else is wrong.
     """
-    found = [_case(e, needs, plain, width), *_causes(e, width), _confirmed(e)]
-    if e.consequences:
+    found = [_case(e, needs, plain, width), *_causes(e, width, brief), _confirmed(e)]
+    if e.consequences and not brief:
         found.append(Part("Also wrong", ", ".join(consequences(e))))
     return [part for part in found if part is not None]
 
@@ -244,24 +247,28 @@ def eos_words(tokens: tuple[int, ...] | None) -> str:
 # The cause.
 
 
-def _causes(e: Explanation, width: int) -> list[Part]:
+def _causes(e: Explanation, width: int, brief: bool) -> list[Part]:
     if e.component == "crash":
         return [Part("Error", sentences=(e.detail,))]
-    slots = tuple(_picture(e, width - 4)) if e.slots else ()
+    slots = tuple(_picture(e, width - 4, brief)) if e.slots else ()
     if e.component == "unattributed" and e.query is not None and e.repair is not None:
         read = Part("Read", "from the cache, but not confirmed:", tuple(_read(e)), slots=slots)
         return [Part("Cause unknown", sentences=(f"{sentence(e.detail)}",)), read]
     sentences = [*_read(e), *_told(e)]
-    if e.of_law and len(sentences) > 1:
-        return [Part(_certainty(e), sentences=(sentences[0],)), Part("Evidence", sentences=tuple(sentences[1:]))]
+    if e.of_law:
+        named = 1 if "likelier" in e.facts else 0  # the first sentence is the cause, where there is one
+        cause = Part("Likely cause", sentences=tuple(sentences[:1])) if named else Part("Cause unknown", _NOTHING_LEADS)
+        return [cause, Part("Evidence", sentences=tuple(sentences[named:]))]
     return [Part(_certainty(e), sentences=tuple(sentences), slots=slots)]
 
 
 def _certainty(e: Explanation) -> str:
     """How sure the cause is, in the words that every report uses."""
-    if e.component == "unattributed" or (e.of_law and e.kind == "stray-law"):
+    if e.component == "unattributed":
         return "Cause unknown"
-    return "Likely cause" if e.search is not None or e.of_law else "Cause"
+    if e.component == "sampling" and e.search is None:
+        return "Evidence"  # one case that chance cannot give
+    return "Likely cause" if e.search is not None else "Cause"
 
 
 def _read(e: Explanation) -> list[str]:
@@ -389,10 +396,14 @@ def slot_lines(e: Explanation) -> list[list[object]]:
     return rows
 
 
-def _picture(e: Explanation, width: int) -> list[str]:
+def _picture(e: Explanation, width: int, brief: bool) -> list[str]:
+    rows = slot_lines(e)
+    if brief:
+        gap: list[object] = ["", "...", "", "", "", ""]
+        rows = [row for row, _ in groupby(row if row[0] else gap for row in rows)]
     headers = ["", "slot", "holds", "token", "position id", "attended"]
     short = ["", "slot", "holds", "token", "pos. id", "att."]
-    return table(slot_lines(e), headers, width, short, tablefmt="plain").splitlines()
+    return table(rows, headers, width, short, tablefmt="plain").splitlines()
 
 
 def _likeness(number: int, slot: Slot) -> object:

@@ -16,7 +16,7 @@ from typing import Any
 from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Loading, Settling, Started, ViolationSeen
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.limits import LOADING
-from eqcheck.explanation.layout import columns, table, wrapped
+from eqcheck.explanation.layout import columns, lines, table, wrapped
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import needs_words
 from eqcheck.explanation.text import WIDTH, Part, kinds_known, laid_out, parts
@@ -162,7 +162,10 @@ def summary(reports: Sequence[Report], folders: Sequence[str]) -> str:
         else:
             served = content.served(width=width)
             body = [f"{wrapped(f'{content.served_said}:', width)}\n{served}"] if served else []
-            body += [*(["\n".join(about)] if about else []), *_causes(content, width)]
+            body += [
+                *(["\n".join(about)] if about else []),
+                *_causes(content, width, lines() - len("\n".join(verdict).splitlines()) - 1),
+            ]
             blocks += [*body[:-1], "\n".join([*body[-1:], *verdict])]  # no line between them: 24 are few
     return "\n\n".join([*blocks, *([_table(contents, width)] if several else [])])
 
@@ -261,17 +264,24 @@ def _about(content: Content, width: int, short: bool) -> list[str]:
     return [wrapped(f"{report.decoder.name}: {line}", width) for line in lines]
 
 
-def _causes(content: Content, width: int) -> list[str]:
-    """Each cause with its explanation, the most frequent violation last."""
-    return ["\n".join(_finding(content, standing, finding, width)) for standing, finding in reversed(content.findings)]
+def _causes(content: Content, width: int, rows: int) -> list[str]:
+    """Each cause with its explanation, the most frequent violation last, which fits into so many ``rows`` if it can."""
+    blocks = [_finding(content, standing, finding, width) for standing, finding in reversed(content.findings)]
+    if blocks and len("\n".join(blocks[-1]).splitlines()) > rows:
+        blocks[-1] = _finding(content, *content.findings[0], width, brief=True)
+    return ["\n".join(block) for block in blocks]
 
 
-def _finding(content: Content, standing: str, finding: ReportedViolation, width: int) -> list[str]:
-    """One cause: what failed and in how many cases, the explanation, where it shows, how to see it again."""
+def _finding(content: Content, standing: str, finding: ReportedViolation, width: int, brief: bool = False) -> list[str]:
+    """One cause: what failed and in how many cases, the explanation, where it shows, how to see it again.
+
+    ``brief``: slots that are as they should be are left out, for a terminal that has few lines.
+    """
     whole, e, first = min(width, WIDTH), finding.evidence, finding.conditions[0]
     lines = _headed(STANDING[standing], content.summed(standing, finding), finding, whole)
     if kinds_known(e):
-        lines += laid_out(parts(e, first.needs if first.minimised else None, first.without_speculation, whole), whole)
+        needs = first.needs if first.minimised else None
+        lines += laid_out(parts(e, needs, first.without_speculation, whole, brief), whole)
     else:  # of another eqcheck
         lines += wrapped(finding.explanation, width).split("\n")[1:]
     lines += _last_frames(finding.traceback)
@@ -279,7 +289,9 @@ def _finding(content: Content, standing: str, finding: ReportedViolation, width:
     if others := finding.conditions[1:]:
         also = [f"{needs_words(one.needs).removeprefix('needs ')} ({many(one.count, 'case')})" for one in others]
         notes.append(Part("Also fails with", ", ".join(also)))
-    notes += [Part("Known", finding.in_known_words)] if finding.known else []
+    if finding.known and not brief:
+        by = f"until {finding.known_until}" if finding.known_until else "declared by the adapter"
+        notes.append(Part("Known", f"{by}: {finding.known}"))
     lines += laid_out(notes, whole)
     lines.append(f"  {'Reproduce':<13}  {finding.reproduce}")
     if first.script:
