@@ -1,7 +1,7 @@
 """openvino_genai_bfloat16: crash/invalid-output:outputs, found by eqcheck 0.3.0.
 
 openvino_genai_bfloat16 2026.4.1.0-3408-ab01d1771e4. Needs ngram, kv-blocks, arrival and eos-token-ids. Without speculation the engine is correct.
-crash/invalid-output:outputs: the decoder returned an invalid output or changed its request. outputs[5][1]:
+crash/invalid-output:outputs: the decoder returned an invalid output or changed its request. outputs[6][2]:
 expected a token in 0..255, got -1
 
     eqcheck checkpoint write full target --draft draft --agreement 0.75 --dtype bfloat16
