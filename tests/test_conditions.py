@@ -89,7 +89,8 @@ def test_a_cause_that_crashes_hide_is_told_with_them() -> None:
 def test_a_value_with_few_cases_is_neither_hit_nor_spared() -> None:
     sizes = [Case(prompts=((1,),) * rows) for rows in (1, 2, 5)]
     assert only([sizes[2]] * 24, [sizes[0]] * 10 + [sizes[1]] * 43 + [sizes[2]] * 40) == [
-        "only with 3 or more rows (24 of 64 cases), never with 2 rows (0 of 43), with 1 row 0 of 10, which may be chance"
+        "only with 3 or more rows (24 of 64 cases), never with 2 rows (0 of 43), with 1 row 0 of 10, which may be "
+        "chance"
     ]
 
 

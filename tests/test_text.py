@@ -209,7 +209,8 @@ def test_a_search_says_what_it_rests_on() -> None:
     assert text.endswith("Another explanation fits as well: mask/future-visible. The engine's internals were not read.")
     many = replace(found, explained=4, chance=0.0, of="cases like this one", cases=41, wrong_cases=6, rivals=())
     assert searched(many) == [
-        "if pads are attended to, the reference model gives exactly the 4 wrong tokens in 41 cases like this one (6 fail)",
+        "if pads are attended to, the reference model gives exactly the 4 wrong tokens in 41 cases like this one "
+        "(6 fail)",
         "the options forbid a returned token, so this is not an accident",
     ]
     assert searched(replace(found, of="a larger case"))[0].endswith("3 of the 4 wrong tokens in a larger case")
@@ -294,7 +295,8 @@ def test_masked_drafts_that_still_count_are_said_only_where_nothing_else_fits() 
         Slot(2, "rejected draft", 62, 2, None, False, False, False, 1, 2, "draft"),
         Slot(3, "token 2", 4, 3, 2, True, True, False, 1, 2, "token"),
     )
-    counted = "The rejected draft in slot 2 is masked, as it should be; the position id is 1 too high, as if it still counted."
+    counted = "The rejected draft in slot 2 is masked, as it should be; the position id is 1 too high, as if it still "
+    counted += "counted."
     one = given(query=query, deviations=(wrong,), slots=slots)
     assert counted in flat(render(one))
     padded = (*slots[:1], replace(slots[2], index=1, kind="pad", holds="pad"), *slots[2:])
