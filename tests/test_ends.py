@@ -121,8 +121,8 @@ def test_a_start_that_is_short_by_the_pads_of_the_prompt_is_told(decoder: Decode
     found = explained(decoder, case)
     assert (found.fingerprint, found.row) == ("bookkeeping/prompt-in-output", 0)
     assert found.detail == (
-        "the output starts 2 tokens too early, with the end of the prompt; exactly as many tokens of the prompt are equal "
-        "to the pad id"
+        "the output starts 2 tokens too early, with the end of the prompt; exactly as many tokens of the prompt are "
+        "equal to the pad id"
     )
 
 
