@@ -19,8 +19,8 @@ class Kind:
 
     ``meaning`` is a noun phrase or short clause that headlines print after the fingerprint. ``clause`` describes one
     deviation of this kind; `eqcheck.explanation.statements.say` fills in its fields. Among the deviations of one call
-    the least ``rank`` is the cause. An ``inherited`` deviation is not a cause if an earlier query explains it. Repairing
-    ``mended_by`` also confirms this kind.
+    the least ``rank`` is the cause. An ``inherited`` deviation is not a cause if an earlier query explains it. A repair
+    of the component ``mended_by`` also confirms this kind.
     """
 
     component: str
@@ -173,7 +173,7 @@ _RECORDS = (
     ),
     Kind("sampling", "first-token", "the first new token does not follow the target's distribution"),
     Kind("sampling", "seed-ignored", "the same seed gives different tokens"),
-    Kind("sampling", "batch-dependent", "a seeded row changes with the rest of the batch"),
+    Kind("sampling", "batch-dependent", "a seeded row changes with other rows or with the draft"),
     Kind("sampling", "shared-noise", "rows share random numbers"),
     Kind("sampling", "reused-noise", "a row reuses random numbers"),
     Kind("sampling", "stray-law", "sampled tokens do not follow the target's distribution"),
