@@ -1,4 +1,4 @@
-"""``eqcheck --print-completion SHELL``: a script that completes commands, options, decoders and kinds."""
+"""``eqcheck --print-completion SHELL``: print a script that completes commands, options, decoders and kinds."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ _COMPLETED = {
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Add the option to the parser of all commands."""
-    parser.add_argument(
-        "--print-completion", action=_Print, choices=SHELLS, help="print a script that completes eqcheck's words"
-    )
+    """Add the option to the main parser."""
+    parser.add_argument("--print-completion", action=_Print, choices=SHELLS, help="print a shell completion script")
 
 
 class _Print(argparse.Action):
@@ -34,7 +32,7 @@ class _Print(argparse.Action):
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The script for a shell; it completes the names of the decoders that are installed now."""
+    """Return the script for a shell; it completes the names of the decoders installed now."""
     try:
         import shtab
     except ImportError as error:
@@ -48,7 +46,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
 
 
 def actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """The arguments of a parser and of its commands."""
+    """Yield the arguments of a parser and of its commands."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):

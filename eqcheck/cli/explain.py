@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from eqcheck.cli.common import say
+from eqcheck.cli.common import examples, say
 from eqcheck.contract.errors import EQUIVALENT, UsageError, did_you_mean
 from eqcheck.contract.kinds import FINGERPRINTS, KINDS, Kind
 from eqcheck.explanation.layout import columns, filled
@@ -20,8 +20,9 @@ def add(commands: Commands) -> None:
     """Add the command to the parser."""
     explain = commands.add_parser(
         "explain",
-        help="explain a kind of fault: what happens, usual causes, how to tell, how to fix it",
-        epilog="example: eqcheck explain position/query-position",
+        help="explain a kind of fault, its causes and its fix",
+        description="Explain a kind of fault: what happens, usual causes, how to tell it, how to fix it.",
+        epilog=examples("eqcheck explain position/query-position", "eqcheck explain stale-entry"),
     )
     explain.add_argument(
         "kind", metavar="COMPONENT/KIND", help="the kind as in a report or in `eqcheck kinds`; KIND alone is enough"
@@ -45,7 +46,7 @@ def kind_named(text: str) -> Kind:
     kind = KINDS.get(named.rpartition("/")[2])
     if kind is None or named not in (kind.name, kind.fingerprint):
         near = did_you_mean(kind.fingerprint if kind else named, [*FINGERPRINTS, *KINDS]) or "."
-        raise UsageError(f"there is no kind {text!r}{near} `eqcheck kinds` lists them all")
+        raise UsageError(f"there is no kind {text!r}{near} See `eqcheck kinds`")
     return kind
 
 
