@@ -40,7 +40,7 @@ CAPABILITIES = {
     "row-limits": "each row has its own max_new_tokens",
     "row-eos": "each row has its own EOS ids",
     "min-new-tokens": "min_new_tokens masks the EOS until a row has that many new tokens",
-    "repetition-penalty": "repetition_penalty divides (or, below zero, multiplies) logits of tokens in prompt and output",
+    "repetition-penalty": "repetition_penalty scales the logits of tokens in prompt and output",
     "presence-penalty": "presence_penalty is subtracted from the logits of tokens in the output",
     "frequency-penalty": "frequency_penalty is subtracted once per occurrence of a token in the output",
     "logit-bias": "logit_bias is added to the logits of given tokens",

@@ -130,7 +130,7 @@ class RowOptions:
         return own or bool(self.min_new_tokens and self.eos_token_ids)
 
     def ruled(self, tokens: Sequence[int], start: int, count: int) -> Iterator[list[int]]:
-        """Yield ``count`` lists: the tokens that the grammar allows after ``start`` new tokens, after one more, and so on.
+        """Yield the tokens that the grammar allows after ``start`` new tokens, then after one more: ``count`` lists.
 
         >>> list(RowOptions(4, (9,), grammar=((0, (5,), 1), (1, (6,), 0), (1, (), 1))).ruled((5, 6), 0, 3))
         [[5], [6, 9], [5]]
