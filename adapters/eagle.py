@@ -32,7 +32,7 @@ class Linked(NamedTuple):
     tokens: list[int]
 
     def sees(self) -> torch.Tensor:
-        """Which nodes each one sees, ``[nodes + 1, nodes + 1]``: what its parent sees, and itself."""
+        """Return which nodes each one sees, ``[nodes + 1, nodes + 1]``: what its parent sees, and itself."""
         seen = torch.eye(len(self.tokens) + 1, dtype=torch.bool)
         for node, parent in enumerate(self.parents, start=1):
             seen[node] |= seen[parent]

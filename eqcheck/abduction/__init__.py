@@ -63,7 +63,7 @@ class Abduced:
 
     @property
     def open(self) -> bool:
-        """Whether another component explains as much."""
+        """Return whether another component explains as much."""
         return any(rival.partition("/")[0] != self.component for rival in self.search.rivals)
 
 

@@ -186,7 +186,7 @@ class _Evaluation:
 
 
 def _table(sees: Sequence[Sequence[int]], width: int) -> Array:
-    """Whether each query sees each column."""
+    """Return whether each query sees each column."""
     table = np.zeros((len(sees), width), bool)
     queries = [query for query, seen in enumerate(sees) for _ in seen]
     table[queries, [column for seen in sees for column in seen]] = True

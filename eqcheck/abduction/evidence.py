@@ -126,7 +126,7 @@ class Evidence:
         return noisy.log_softmax(-1).gather(-1, emitted[..., None])[..., 0]
 
     def chance(self, row: int, end: int, once: bool, beside_options: bool = True) -> float:
-        """How likely an edit that has nothing to do with the fault emits a row's tokens up to ``end``.
+        """Return how likely an edit that has nothing to do with the fault emits a row's tokens up to ``end``.
 
         An edit ``beside_options`` has to explain more than options that are misused do: what any of the case's options
         emit in a place, or none, is likely there. Else a draft without options, whose tokens are emitted, would
@@ -167,7 +167,7 @@ class Evidence:
 
     @property
     def recurrent(self) -> bool:
-        """Whether the target has a recurrent state, as far as it is known."""
+        """Return whether the target has a recurrent state, as far as it is known."""
         return isinstance(self.target, Function) and self.target.recurrent
 
     @cached_property
@@ -197,7 +197,9 @@ class Evidence:
         return prod(self.chance(row, len(self.outputs[row]), True) for row in self.judged)
 
     def end(self, row: int, options: RowOptions | None = None) -> int:
-        """How many new tokens the row should have, its tokens being what they are; with other options than its own."""
+        """Return how many new tokens the row should have, its tokens being what they are;
+        with other options than its own.
+        """
         options, tokens = options or self.case.rows[row].options, self.returned[row]
         ends = (n for n in range(1, len(tokens) + 1) if options.ended(tokens[:n]))
         end = next((n for n in ends if n > options.min_new_tokens), options.max_new_tokens)

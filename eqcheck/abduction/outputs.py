@@ -173,7 +173,7 @@ def _first_tokens(evidence: Evidence) -> Iterator[Explained]:
 
 
 def _selections(evidence: Evidence, rows: set[int]) -> int:
-    """How many others a claim about some wrong rows, which were chosen for it, might have been about."""
+    """Return how many others a claim about some wrong rows, which were chosen for it, might have been about."""
     return comb(len(evidence.wrong_rows), len(rows))
 
 

@@ -86,7 +86,7 @@ class Program:
 
     @property
     def right(self) -> bool:
-        """Whether every query sees its own text at the positions of that, and goes on from its state."""
+        """Return whether every query sees its own text at the positions of that, and goes on from its state."""
         if self.torn or self.blind or self.near or self.apart or self.same:
             return False
         texts: list[Sequence[int]] = []

@@ -97,7 +97,7 @@ def with_ids(case: Case, places: Places, **changes: Any) -> Case:
 
 
 def _places(number: int, new: Sequence[int], prompt: Sequence[int], stop: tuple[int, ...]) -> tuple[Place, ...]:
-    """Where the tokens of a stop sequence stand: all in a row with its prompt, or each by itself as an id."""
+    """Return where the tokens of a stop sequence stand: all in a row with its prompt, or each by itself as an id."""
     text, size = (*prompt, *new), len(stop)
     for start in (*range(len(prompt), len(text)), *range(len(prompt))):
         if text[start : start + size] == stop:
@@ -153,7 +153,7 @@ def renamed(case: Case, places: Places) -> Case:
 
 
 def _repeats(case: Case) -> int:
-    """How many tokens of prompts and truth have an id that occurred before."""
+    """Return how many tokens of prompts and truth have an id that occurred before."""
     tokens = [token for rows in (case.prompts, truth_of(case).rows) for row in rows for token in row]
     return len(tokens) - len(set(tokens))
 

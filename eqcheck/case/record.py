@@ -334,7 +334,7 @@ class Case(AnyCase):
 
     @property
     def known_ids(self) -> int:
-        """How many token ids the models know: the vocabulary, and a pad outside of it."""
+        """Return how many token ids the models know: the vocabulary, and a pad outside of it."""
         return max(self.vocab_size, self.pad_token_id + 1)
 
     def given(self, row: int) -> Given:

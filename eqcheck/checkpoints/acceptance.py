@@ -106,7 +106,7 @@ def _row(row: int) -> str:
 
 
 def _unclear(options: Any) -> bool:
-    """Whether a row is sampled, cancelled, or has scores that an option changes."""
+    """Return whether a row is sampled, cancelled, or has scores that an option changes."""
     return bool(options.temperature) or _changed(options)
 
 

@@ -122,7 +122,7 @@ class Judge:
         return RowJudgement(number, observed, first, expected, tuple(near), margin, end)
 
     def _bound(self, case: EngineCase, outputs: Sequence[Sequence[int]], scores: Sequence[torch.Tensor]) -> float:
-        """How much the target may prefer its own token at a tie on these rows."""
+        """Return how much the target may prefer its own token at a tie on these rows."""
         if not self.noise:
             return 0.0
         if (pair := checkpoint(case.checkpoint)).built:

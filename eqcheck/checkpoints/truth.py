@@ -72,7 +72,9 @@ class FunctionTruth:
         return pairs
 
     def decides(self, row: EngineRow) -> bool:
-        """Whether one token is the best at each place: options may make two score alike, and then any is right."""
+        """Return whether one token is the best at each place: options may make two score alike,
+        and then any is right.
+        """
         output = self.row(row)
         best = self.scores(row, output)[: len(output)].topk(2).values
         return bool((best[:, 0] > best[:, 1] + _ALIKE).all())

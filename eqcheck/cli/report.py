@@ -135,7 +135,7 @@ def _reports(folder: Path) -> tuple[dict[Path, Report], int]:
 
 
 def _display() -> bool:
-    """Whether a browser can be opened for whoever reads the output."""
+    """Return whether a browser can be opened for whoever reads the output."""
     shown = sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     return sys.stdout.isatty() and shown
 

@@ -104,7 +104,7 @@ def page_tables(indptr: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 
 def kv_sizes(model: Any) -> tuple[int, int, int]:
-    """How many layers a model has, and of each how many heads K and V have and how wide they are.
+    """Return how many layers a model has, and of each how many heads K and V have and how wide they are.
 
     They are read from its configuration as engines read it: where no number of heads for K and V is named, there are as
     many as for queries, or one in models of multi-query attention.

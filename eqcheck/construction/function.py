@@ -138,12 +138,12 @@ class Function:
         return 1 + sum(max(d for head in layer for d, _ in head.reads) for layer in self.layers)
 
     def joined(self, layer: int) -> int:
-        """How many codes the layer joins in."""
+        """Return how many codes the layer joins in."""
         return len(self.layers[layer]) + len(self.rules[layer])
 
     @property
     def recurrent(self) -> bool:
-        """Whether a layer has a state in place of slots: none of its heads sees the query's own place."""
+        """Return whether a layer has a state in place of slots: none of its heads sees the query's own place."""
         return any(kind != ATTENTION for kind, _ in self.parts)
 
     @property

@@ -124,7 +124,7 @@ def _meets(asked: _Asked, name: str) -> bool:
 
 
 def refused(asked: Any, requires: Iterable[str]) -> str:
-    """Why a decoder with these preconditions is not to be asked; empty where it may be.
+    """Return why a decoder with these preconditions is not to be asked; empty where it may be.
 
     >>> from eqcheck.case.record import Case
     >>> refused(Case(prompts=((1, 2), (3,))), ("equal-lengths", "one-eos"))

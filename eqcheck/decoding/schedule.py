@@ -68,11 +68,11 @@ class Schedule:
             self.ranks.append([script.lower.get(digest, 1) if one else 0 for digest, one in wrong])
 
     def accepted(self, row: int, tokens: int, nodes: Nodes) -> int:
-        """How many of these draft tokens of a right draft are accepted behind so many new tokens of a row."""
+        """Return how many of these draft tokens of a right draft are accepted behind so many new tokens of a row."""
         return len(walk(nodes, self.ranks[row][tokens:]))
 
     def reach(self, row: int, tokens: int, count: int) -> int:
-        """How many new tokens are known after a round that verifies a chain of so many right draft tokens."""
+        """Return how many new tokens are known after a round that verifies a chain of so many right draft tokens."""
         return tokens + self.accepted(row, tokens, chain(count)) + 1
 
     @cached_property

@@ -135,7 +135,7 @@ def _rows(
 
 
 def apart(longest: int) -> int:
-    """How far apart the first ids of prompts stand that are 10, 11, 12 and 20, 21."""
+    """Return how far apart the first ids of prompts stand that are 10, 11, 12 and 20, 21."""
     return 10 * -(-longest // 10)
 
 

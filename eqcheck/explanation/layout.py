@@ -19,7 +19,7 @@ within = WHOLE  # characters of a line, where the output is caught and shown on 
 
 
 def columns() -> int:
-    """How many characters a line of the terminal has; ``within`` where the output goes elsewhere."""
+    """Return how many characters a line of the terminal has; ``within`` where the output goes elsewhere."""
     # COLUMNS alone says little: GNU readline sets it to 80 for every process that a Python using it starts.
     return max(_NARROWEST, shutil.get_terminal_size((WHOLE, 24)).columns) if sys.stdout.isatty() else within
 

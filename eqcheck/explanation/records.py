@@ -195,7 +195,7 @@ class Explanation:
 
     @property
     def of_law(self) -> bool:
-        """Whether all sampled tokens together show it, by their evidence against the law."""
+        """Return whether all sampled tokens together show it, by their evidence against the law."""
         return self.component in ("sampling", "unattributed") and "evidence" in self.facts
 
     @property

@@ -56,7 +56,7 @@ def lost_of(audit: Audit) -> tuple[int, int]:
 
 
 def within(audit: Audit, most: float | None) -> bool | None:
-    """Whether no larger share of the draft tokens is lost than may be; None where nothing is known of them."""
+    """Return whether no larger share of the draft tokens is lost than may be; None where nothing is known of them."""
     lost, asked = lost_of(audit)
     return most is None or (lost <= most * asked if asked else None)
 

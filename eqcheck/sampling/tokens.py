@@ -140,7 +140,7 @@ def _before(p: Floats) -> Floats:
 
 
 def states(row: Seen, at: Floats) -> Floats:
-    """How likely each token stands in the first column of its round, a later one, or behind it: ``[n, 3, S]``.
+    """Return how likely each token stands in the first column of its round, a later one, or behind it: ``[n, 3, S]``.
 
     ``at [n, 5, S]`` has the laws of a `RoundLaws` at the emitted tokens, of S samplers.
     """
@@ -247,7 +247,7 @@ class Tokens:
 
 
 def _differs(row: Seen, sampler: SamplerLaws) -> bool:
-    """Whether an error makes a difference in a row, as far as is known there."""
+    """Return whether an error makes a difference in a row, as far as is known there."""
     law = sampler.law
     if law.rule == "options":
         return row.p[law.of] is not row.p[""] or row.q[law.of] is not row.q[""]

@@ -30,7 +30,7 @@ _Ids = Sequence[int]
 
 
 def coarse(target: Any) -> bool:
-    """Whether a target computes in less than float32."""
+    """Return whether a target computes in less than float32."""
     dtype = getattr(target, "dtype", None)
     return isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize < 4
 

@@ -164,7 +164,7 @@ class RowModel:
         )
 
     def _seen(self, places: torch.Tensor) -> torch.Tensor:
-        """Which slots a query sees, ``[rows, block, width]``: its own row up to itself."""
+        """Return which slots a query sees, ``[rows, block, width]``: its own row up to itself."""
         keys, queries = torch.arange(self.plan.width, device=self.device), places[:, :, None]
         seen = keys <= queries
         return seen if self.window is None else seen & (keys > queries - self.window)

@@ -126,7 +126,7 @@ class Rejection(Sampled):
         return [[*row[:n], token] for row, n, token in zip(drafts.tolist(), counts, last, strict=True)]
 
     def accepts(self, p: float, q: float, coin: float) -> bool:
-        """Whether a draft token of these probabilities is accepted; never one that the target cannot emit."""
+        """Return whether a draft token of these probabilities is accepted; never one that the target cannot emit."""
         return coin * q < p
 
     def left(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:

@@ -50,7 +50,7 @@ class Uncached(RoundEngine):
         return left_padded([self.rows[i] + proposed for i, proposed in rows], self.request.pad_token_id)
 
     def visible(self, ids: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-        """Which tokens are attended, ``[batch, width]``."""
+        """Return which tokens are attended, ``[batch, width]``."""
         return real
 
 

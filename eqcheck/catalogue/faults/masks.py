@@ -30,7 +30,7 @@ class PerQuery(BatchCache):
         return additive(torch.nn.functional.pad(seen, (0, unused), value=self.spare), self.model)
 
     def allowed(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Which slots ``[slots]`` the queries ``[block, 1]`` see, if they are to be seen at all."""
+        """Return which slots ``[slots]`` the queries ``[block, 1]`` see, if they are to be seen at all."""
         return keys <= queries
 
 

@@ -246,7 +246,7 @@ def _switched(case: EngineCase, switch: str) -> EngineCase:
 
 
 def _accepts(rng: random.Random, k: int, limit: int) -> tuple[int, ...]:
-    """How many draft tokens of each round a row accepts, up to about its limit."""
+    """Return how many draft tokens of each round a row accepts, up to about its limit."""
     kind = rng.choice(("any", "any", "all", "most", "ends"))
     counts = {"any": range(k + 1), "all": (k,), "most": (k, k, k - 1), "ends": (0, k)}[kind]
     rounds, tokens = list[int](), 1

@@ -117,7 +117,7 @@ def left_behind(outcome: Outcome, decode: Callable[[EngineCase], Outcome]) -> St
 
 
 def _returned_whole(outcome: EngineOutcome) -> tuple[RowVerdict, Statement] | None:
-    """Whether every wrong row is its prompt and what the target emits."""
+    """Return whether every wrong row is its prompt and what the target emits."""
     rows = outcome.case.rows
     wrong = [
         RowVerdict(one.row, tuple(truth(outcome.case.checkpoint).row(rows[one.row])), tuple(one.observed))

@@ -187,7 +187,7 @@ _OF_SEVERAL = (_MANY, _PREEMPTED, _RETURNING)
 
 
 def reached(case: EngineCase, outputs: Sequence[tuple[int, ...]]) -> dict[str, bool]:
-    """Whether a case reaches there, by the names of the counters that it raises."""
+    """Return whether a case reaches there, by the names of the counters that it raises."""
     lengths = [len(row.prompt) for row in case.rows]
     budget, blocks = case.token_budget or 10**9, case.kv_blocks or 10**9
     deep = case.num_draft_tokens > DEEP and case.drafting != "none"

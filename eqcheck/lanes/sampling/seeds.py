@@ -21,7 +21,7 @@ _HARDLY = 30.0  # nats: what a right decoder repeats by chance once in 10^13 tim
 
 
 def repeated(done: SampledRun, decode: Decode) -> Explanation | None:
-    """Whether rows without a seed emit the same again, with other random numbers, which is hardly possible.
+    """Return whether rows without a seed emit the same again, with other random numbers, which is hardly possible.
 
     Only some of the cases are decoded again; which, their entropy says.
     """

@@ -68,7 +68,7 @@ def _with_axes(result: Audit, finding: Finding) -> Finding:
 
 
 def _cases(places: Places) -> int:
-    """How many cases are counted: each has one family."""
+    """Return how many cases are counted: each has one family."""
     return sum(count for (axis, _), count in places.items() if axis == "family")
 
 
@@ -148,7 +148,9 @@ def named(axis: str, *values: str) -> str:
 
 
 def _with_others(result: Audit, finding: Finding) -> list[str]:
-    """Whether rows end early in every round in which another row ends, and in no other round, as far as was seen."""
+    """Return whether rows end early in every round in which another row ends, and in no other round,
+    as far as was seen.
+    """
     claimed = result.claims(finding.case)
     drawn = [one for one in result.outcomes if result.claims(one.case) == claimed and not one.declined]
     failing = [one.explanation.facts for one in drawn if one.explanation and one.symptom in finding.seen]
@@ -190,7 +192,7 @@ def _matrix(result: Audit) -> dict[str, dict[str, object]]:
 
 
 def _cache_states(result: Audit) -> dict[str, int | str]:
-    """How many cases were of each cache state, or why none was."""
+    """Return how many cases were of each cache state, or why none was."""
     counts = result.tally.places(lambda one: one.claimed and not one.declined)
     states: dict[str, int | str] = {}
     for state in CACHE_STATES:
