@@ -163,7 +163,7 @@ class Eagle:
         return path, int(answers[path[-1]])
 
     def keep(self, path: torch.Tensor) -> None:
-        """Of the block that was verified only the entries of these nodes, in this order."""
+        """Keep only the entries of these nodes of the verified block, in this order."""
         before = len(self.ids) - 1
         keep(self.cache, torch.cat([torch.arange(before), before + path]))
 

@@ -197,7 +197,7 @@ def _model(url: str) -> str:
 
 
 def _models(url: str) -> str:
-    """Who serves what, as the server tells."""
+    """Return the models that the server lists, and who owns them."""
     served = _call(f"{url}/models")
     if not (isinstance(served, dict) and served.get("data")):
         raise RuntimeError(f"{url}/models: expected a list of models in 'data', got {served!r:.200}")

@@ -27,7 +27,7 @@ _SPECIAL = 255  # of the tokenizers of checkpoints
 
 
 def prepare() -> None:
-    """Nothing has to be set before the engine is imported."""
+    """Do nothing: this engine needs no settings before its import."""
 
 
 def start(target: str, draft: str, request: "Request", **scheduled: Any) -> Any:

@@ -92,7 +92,7 @@ def _of_most_rows(evidence: Evidence, finding: Explained) -> bool:
 
 
 def fits(evidence: Evidence, ids: Collection[str], partly: bool = False) -> set[str]:
-    """Those of the edits ``ids`` that explain every wrong token, however likely by chance.
+    """Return those edits of ``ids`` that explain every wrong token, however likely by chance.
 
     With ``partly`` also an edit that explains some of them, if that is surely no chance, and no edit of another kind
     that was tried explains all.

@@ -74,7 +74,7 @@ Predicted = dict[tuple[int, int], int]
 
 
 def returned(edit: str, count: int | None = None, *, once: bool = False) -> Hypothesis:
-    """That a row was computed rightly and returned wrongly, by so many tokens."""
+    """State that a row was computed correctly and returned wrongly, by ``count`` tokens."""
     parameters = () if count is None else (("tokens", many(count, "token")),)
     return Hypothesis(edit=EDITS[edit], parameters=parameters, once=once)
 

@@ -77,7 +77,7 @@ class Program:
         return self.columns[column][0]
 
     def following(self, kind: str, layer: int) -> list[int]:
-        """By entry, the entry that is followed in a part with a state."""
+        """Map each entry to the one it follows in a part with a state."""
         return self.apart.get((kind, layer), self.follows)
 
     def blank(self) -> int:

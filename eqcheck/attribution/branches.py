@@ -162,7 +162,7 @@ def said_of(deviation: Deviation, write: Write, record: Record) -> Statement:
 
 
 def seen_in_block(call: Call, row: int, columns: set[int]) -> tuple[dict[int, set[int]], dict[int, bool]]:
-    """For each column, the others of these columns that it sees, and whether it sees nothing at all but itself."""
+    """Return for each column the others that it sees, and whether it sees nothing but itself."""
     fields = call.kv[0][0, row, 0]
     own = np.flatnonzero((fields[:, CALL] == call.number) & (fields[:, MODEL] == call.role))
     column_of = {int(slot): int(fields[slot, COLUMN]) for slot in own}

@@ -102,7 +102,7 @@ class _Chains:
         return self.schedule.reach(row, tokens, min(count, self.k))
 
     def _left(self, rows: Collection[int]) -> dict[int, int]:
-        """By tokens known, the rounds that these rows need where each waits for the one that accepts least."""
+        """Return by tokens known the rounds that these rows need if each waits for the one that accepts least."""
         left: dict[int, int] = defaultdict(int)
         for tokens in range(max(self.needed[row] for row in rows) - 1, -1, -1):
             going = [row for row in rows if self.needed[row] > tokens]

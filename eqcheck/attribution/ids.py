@@ -23,7 +23,7 @@ _PERMUTATIONS = 200  # to try; the first that keeps all is taken
 
 @dataclass(frozen=True)
 class Place:
-    """Where an id stands: ``new`` token or ``prompt`` token number ``index`` of a row; or an ``id`` by itself."""
+    """Locate an id: ``new`` token or ``prompt`` token number ``index`` of a row; or an ``id`` by itself."""
 
     kind: str
     row: int = 0
@@ -32,7 +32,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Places:
-    """Where EOS ids, pad id and stop sequences of a case stand; the pad None where its id occurs nowhere."""
+    """Locate EOS ids, pad id and stop sequences of a case; the pad is None if its id occurs nowhere."""
 
     eos: tuple[Place, ...]
     pad: Place | None
@@ -178,7 +178,7 @@ def permuted(case: Case, seed: int, tries: int = _PERMUTATIONS) -> Case:
 
 
 def redrawn(case: Case, seed: int, tries: int = _PERMUTATIONS) -> Case:
-    """As `permuted`, but equal ids of prompts become different, as far as there are ids, and different ones equal.
+    """Permute like `permuted`, but make equal ids of prompts different (as far as ids last), and different ones equal.
 
     Kept are equal ids that are 0, an EOS or the pad, and a prefix that all rows share. An explanation that takes a
     token for another with the same id says something else here. ``seed`` even: no id twice; odd: half as many ids.

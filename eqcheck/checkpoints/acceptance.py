@@ -115,7 +115,7 @@ def _changed(options: Any) -> bool:
 
 
 def _agreed(draft: Function, case: EngineCase, row: int, output: Sequence[int]) -> list[int]:
-    """By number of new tokens, how many of K draft tokens after them the output goes on with.
+    """Return by number of new tokens how many of K draft tokens after them the output goes on with.
 
     A draft token that is right leaves the text as it is, so the draft reads the row once, and none has to be proposed.
     """

@@ -25,7 +25,7 @@ Seen = Sequence[Sequence[Any]]  # the rounds of a row, as `eqcheck.contract.deco
 
 @lru_cache(maxsize=16)
 def drafts(case: EngineCase) -> Drafts:
-    """By row, the draft token for each place of its output and K more; empty where drafts are not dictated.
+    """Return by row the draft token for each place of its output and K more; empty if drafts are not dictated.
 
     A wrong token is the target's second choice, or now and then an EOS of the row. Behind the row's end the drafts go
     on as if it had not ended.

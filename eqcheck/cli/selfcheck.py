@@ -70,7 +70,7 @@ def _rare_table(check: SelfCheck) -> list[str]:
 
 
 def _table(check: SelfCheck) -> str:
-    """Per fault when it was caught and whether it was named as declared; the known-good decoders; the scores."""
+    """Format the results: per fault when it was caught and how it was named; the correct decoders; the scores."""
     from tabulate import tabulate
 
     from eqcheck.selfcheck.memory import table as memory_table

@@ -101,7 +101,7 @@ class DeltaRule:
 
 @cache
 def _patterns(bits: tuple[int, ...]) -> tuple[int, ...]:
-    """By code, the number that some of its bits make."""
+    """Return by code the number that some of its bits make."""
     return tuple(sum((code >> bit & 1) << place for place, bit in enumerate(bits)) for code in range(CODES))
 
 
@@ -174,7 +174,7 @@ class Function:
         return list(map(self.reader(), ids))
 
     def emitted(self, ids: Sequence[int], count: int) -> list[int]:
-        """So many tokens as they follow the ids, each chosen after those before it."""
+        """Return the next ``count`` tokens, each chosen after those before it."""
         read = self.reader()
         *_, token = map(read, ids)
         tokens = [token]

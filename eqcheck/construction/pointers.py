@@ -93,7 +93,7 @@ FAR, FAR_KEYED = (33, 36, 40, 41, 46, 49, 55, 60, 81, 126, 194, 258), ((38, 44),
 
 @dataclass(frozen=True)
 class Rotation:
-    """How keys turn with their positions: the frequency of each pair, and the file of the amplitudes.
+    """Describe how keys turn with their positions: the frequency of each pair, and the file of the amplitudes.
 
     ``adds`` says that the bit of a key is added: its amplitude stands behind the cosines.
     """
@@ -118,6 +118,6 @@ COMPRESSED = Rotation("compressed.json", rotary(COMPRESSED_BASE), True)
 
 @cache
 def amplitudes(rotation: Rotation = ROTARY) -> dict[Reads, tuple[list[float], list[float]]]:
-    """By reads, the amplitudes of cosine and sine at each of the frequencies."""
+    """Return by reads the amplitudes of cosine and sine at each of the frequencies."""
     rows = json.loads((files("eqcheck.construction") / rotation.file).read_text())
     return {tuple(map(tuple, row["reads"])): (row["cosines"], row["sines"]) for row in rows}

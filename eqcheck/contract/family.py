@@ -20,7 +20,7 @@ from eqcheck.contract.architectures import TARGETS, Parsed, parsed
 
 @dataclass(frozen=True)
 class Family:
-    """How models ``like`` some known ones see what they are fed.
+    """Describe how models ``like`` some known ones see what they are fed.
 
     ``places`` says where a query takes the place of a key from: the ``positions`` fed, the ``ranks`` among the slots
     that the 2-D mask shows, the ``slots``, or the ``steps`` since a state absorbed it. The place itself counts

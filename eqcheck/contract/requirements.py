@@ -104,7 +104,7 @@ def checked(requires: Iterable[str]) -> tuple[str, ...]:
 
 
 def unmet(asked: Any, requires: Iterable[str]) -> list[str]:
-    """Those of the preconditions that a `Request` does not meet, or a case, or one of the requests before it.
+    """Return the preconditions that a `Request` does not meet, or a case, or one of the requests before it.
 
         >>> from eqcheck.case.record import Case
         >>> unmet(Case(prompts=((1, 2), (3,)), max_new_tokens=1), ("equal-lengths", "one-eos", "id-3-not-in-prompt"))

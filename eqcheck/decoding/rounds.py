@@ -155,7 +155,7 @@ class Rounds:
 
     @cached_property
     def _queried(self) -> dict[int, list[tuple[int, int]]]:
-        """By row, the calls in which the draft was asked in the row's right context, and the positions."""
+        """Return by row the calls in which the draft was called in the row's correct context, and the positions."""
         queried: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for call, blocks in self._served(self.drafting, self._starts):
             for block in blocks:

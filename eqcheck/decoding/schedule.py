@@ -1,4 +1,6 @@
-"""How far a right draft gets: a case dictates where its draft is wrong, so the rounds that rows need are known."""
+"""Compute how far a right draft gets: a case dictates where its draft is wrong,
+so the rounds that rows need are known.
+"""
 
 from __future__ import annotations
 
@@ -77,12 +79,12 @@ class Schedule:
 
     @cached_property
     def rows(self) -> list[list[ScriptedRound]]:
-        """Per row its rounds."""
+        """Return the rounds of each row."""
         return [self._row(row) for row in range(len(self.needed))]
 
     @property
     def rounds(self) -> list[list[ScriptedRound]]:
-        """Per round the part of each row that is not done."""
+        """Return per round the part of each row that is not done."""
         longest = max(map(len, self.rows))
         return [[of_row[number] for of_row in self.rows if number < len(of_row)] for number in range(longest)]
 

@@ -147,7 +147,7 @@ class Opinion:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a row is wrong: the first fault in causal order, what it was seen in, and what followed.
+    """Hold why a row is wrong: the first fault in causal order, what it was seen in, and what followed.
 
     ``round`` counts the target forwards that asked for new tokens of the row, from 1; 0 when none is concerned.
     ``expected`` and ``observed`` are the tokens at ``token_index`` of the row's output, None past its end.

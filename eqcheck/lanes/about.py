@@ -213,9 +213,9 @@ CHECKPOINT = About(
         "regime_ngram": "draft tokens are looked up in the row (prompt lookup)",
     },
     clean_shows=(
-        "No case drawn from this seed made the engine return a token that the target alone does not, on the checkpoints "
-        "and axes counted above; for sampled rows, see what their evidence excludes. Not shown: sampling, if the engine "
-        "does not declare it, or together with penalties, minima or engine settings; other architectures and dtypes; "
+        "No case drawn from this seed made the engine return a token that the target alone does not, on the "
+        "checkpoints and axes counted above; for sampled rows, see what their evidence excludes. Not shown: sampling, "
+        "if the engine does not declare it, or together with penalties, minima or engine settings; other architectures and dtypes; "
         "several devices; speed; lost draft tokens, if the engine does not count them."
     ),
 )

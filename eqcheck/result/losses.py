@@ -16,7 +16,7 @@ Due = Mapping[str, tuple[int, int]]  # by batch, row or position: draft tokens a
 
 
 def due(observed: Counter[str]) -> dict[str, tuple[int, int]]:
-    """By ``batch SIZE``, ``row NUMBER`` and ``position NUMBER``, draft tokens accepted and due; and of sampled rows.
+    """Count draft tokens accepted and due by ``batch SIZE``, ``row NUMBER``, ``position NUMBER``; and of sampled rows.
 
     Nothing is known of sampled rows where one round shows that the engine draws its draft tokens.
 

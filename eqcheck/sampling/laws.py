@@ -55,7 +55,9 @@ class PartLaw(NamedTuple):
 
 
 class Verification(NamedTuple):
-    """How draft tokens are accepted or corrected: the scheme, the laws of target and draft, and a rule of its own."""
+    """Describe how draft tokens are accepted or corrected: the scheme, the laws of target and draft,
+    and a rule of its own.
+    """
 
     scheme: str
     p: PartLaw = PartLaw()

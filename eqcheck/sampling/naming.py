@@ -1,4 +1,4 @@
-"""Which part of a sampler is wrong: whole samplers with one error each, held against its tokens.
+"""Name the wrong part of a sampler: whole samplers with one error each are compared with its tokens.
 
 Where the fates of draft tokens are known, drafting, acceptance, correction and bonus have a law each (`KnownRounds`),
 and a fault shows there 10 to 300 times as soon as in the tokens alone (`eqcheck.sampling.tokens`). The test is the same

@@ -192,7 +192,9 @@ class Tokens:
 
     @cached_property
     def _gains(self) -> dict[SamplerLaws, tuple[float, SamplerLaws | None]]:
-        """By how much each sampler is likelier than the target's law, and its like where draft tokens are looked up."""
+        """Return by how much each sampler is likelier than the target's distribution,
+        and its like for looked-up drafts.
+        """
         looked_up, model = self._sums(self.looked_up, True), self._sums(self.model, False)
         like = {(sampler.error, sampler.law.amount, sampler.law.of): sampler for sampler in looked_up}
         gains: dict[SamplerLaws, tuple[float, SamplerLaws | None]] = {

@@ -170,6 +170,6 @@ def _from(logits: torch.Tensor, prompt: _Ids, row: _Ids) -> torch.Tensor:
 
 
 def _gaps(laws: torch.Tensor, tokens: torch.Tensor) -> list[float]:
-    """By how much the model prefers its own choice to each token, in nats."""
+    """Return how much the model prefers its own choice to each token, in nats."""
     told = laws.gather(1, tokens.long()[:, None])[:, 0]
     return [float(gap) for gap in (laws.amax(-1) - told).nan_to_num(nan=0.0)]

@@ -22,7 +22,7 @@ WASTE = 4  # and given back when they are more than so many times what is needed
 
 
 class WritePlan:
-    """Where the next forward writes: cache rows from ``first``, each from its offset; and how far it sees."""
+    """Plan where the next forward writes: cache rows from ``first``, each from its offset; and how far it sees."""
 
     first = 0
     start = 0  # the greatest offset

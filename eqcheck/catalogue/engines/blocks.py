@@ -231,11 +231,11 @@ class Prefixed(PagedEngine):
             self.known.setdefault(self.key(text, end), block)
 
     def key(self, text: Sequence[int], end: int) -> tuple[int, ...]:
-        """By what the block that ends there is found."""
+        """Return the key by which the block that ends there is found."""
         return tuple(text[:end])
 
 
 class PrefixedSmall(Prefixed):
-    """As `Prefixed`, in blocks of 8 slots."""
+    """Work like `Prefixed`, in blocks of 8 slots."""
 
     size = 8

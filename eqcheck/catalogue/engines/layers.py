@@ -86,7 +86,7 @@ class Windowed(PerRow):
 
 
 class Rerun(Restored):
-    """As `Restored`, but the accepted tokens run through the copy at once, in a call of their own.
+    """Work like `Restored`, but the accepted tokens run through the copy at once, in a call of their own.
 
     ``tokens[i]`` are those of a row's last round: its newest token and then drafts.
     """
@@ -130,7 +130,7 @@ class Rerun(Restored):
 
 
 class Checkpointed(Rerun):
-    """As `Rerun`; states at the ends of blocks of 2 tokens are found again by the text, for prompts that follow."""
+    """Work like `Rerun`; states at the ends of blocks of 2 tokens are found again by their text, for later prompts."""
 
     size = 2
 

@@ -21,7 +21,7 @@ LINES = 2  # how many rows there is memory for
 
 @dataclass
 class Layout:
-    """For the next forward: which line of memory each row of the batch has, and where in it its block begins."""
+    """Lay out the next forward: which line of memory each row of the batch has, and where in it its block begins."""
 
     capacity: int
     lines: torch.Tensor

@@ -249,5 +249,5 @@ class ForkedRows(Forking):
 
 
 def pick(states: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, blank: torch.Tensor) -> torch.Tensor:
-    """Of K or V these ``slots`` ``[rows, width]`` of the batch's ``rows`` ``[rows, 1]``, zero where ``blank``."""
+    """Pick these ``slots`` ``[rows, width]`` of K or V of the batch's ``rows`` ``[rows, 1]``, zero where ``blank``."""
     return states[rows, :, slots].transpose(1, 2).masked_fill(blank[:, None, :, None], 0)

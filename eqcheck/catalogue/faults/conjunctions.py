@@ -18,7 +18,7 @@ from eqcheck.contract.decoders import CLAIMED, PADDING_SIDES, Decoder, Request, 
 
 @dataclass(frozen=True)
 class Share:
-    """What a round did to a row: so many drafts proposed and accepted, these tokens committed, and was it the end?"""
+    """Hold what a round did to a row: drafts proposed and accepted, tokens committed, and whether it ended."""
 
     row: int
     proposed: int

@@ -147,7 +147,7 @@ class MissesItself:
 @planted("realigned holes", rows=2, edit="block-pads-seen")
 @fault("M8-short-draft-pads-visible", "mask/pad-visible")
 class ShortDraftPadsVisible(BatchCache):
-    """Where a row has fewer draft tokens than another, its padding is marked visible."""
+    """If a row has fewer draft tokens than another, its padding is marked visible."""
 
     def mask(self, width: int) -> torch.Tensor:
         mask = super().mask(width)

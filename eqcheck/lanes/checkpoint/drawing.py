@@ -55,7 +55,7 @@ _EXACT = 0.25  # of the cases have a prompt that is as long as something in the 
 
 @dataclass(frozen=True)
 class EngineCases:
-    """Where the cases of an engine come from: same seed, capabilities, preconditions and bounds, same cases.
+    """Draw the cases of an engine: same seed, capabilities, preconditions and bounds, same cases.
 
     ``varied``: some blocks are on the random checkpoint, whose log-probabilities differ from token to token. With
     ``latest`` there is what frozen profiles lack: turns of conversations and stop sequences at the ends of blocks.

@@ -73,7 +73,7 @@ def _cases(places: Places) -> int:
 
 
 def table(failing: Places, run: Places) -> dict[str, dict[str, list[int]]]:
-    """Per axis and value ``[failing cases, cases run]``; the failing ones are among those run."""
+    """Return per axis and value ``[failing cases, cases run]``; the failing ones are among those run."""
     counts: dict[str, dict[str, list[int]]] = {axis: {} for axis in TRANSPARENT.axes}
     for axis, value in sorted(run):
         counts[axis][value] = [failing[axis, value], run[axis, value]]
@@ -171,7 +171,7 @@ def _with_others(result: Audit, finding: Finding) -> list[str]:
 
 
 def _matrix(result: Audit) -> dict[str, dict[str, object]]:
-    """Per family what the drawn cases showed; failures that do not repeat are no violations."""
+    """Return per family what the drawn cases showed; failures that do not repeat are no violations."""
     doubtful = {(symptom, result.claims(group.case)) for group in result.doubtful for symptom in group.seen}
     matrix: dict[str, dict[str, object]] = {}
     for family in result.families:
