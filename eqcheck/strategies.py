@@ -69,7 +69,7 @@ class _Draws:
         self._draw = draw
 
     def integer(self, low: int, high: int) -> int:
-        # Of wide ranges `st.integers` draws mostly what is near the lower end.
+        # `st.integers` draws mostly values near the lower end of a wide range.
         return self._draw(st.integers(low, high) if high - low < 64 else st.sampled_from(range(low, high + 1)))
 
     def pick(self, options: Sequence[T]) -> T:

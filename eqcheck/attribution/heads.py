@@ -142,7 +142,7 @@ class _HeadReader:
             counts[f"head {name or 'unnamed'}"] += lost
         return +counts
 
-    # Which calls proposed what was verified:
+    # The calls that proposed what was verified:
 
     def asked(self, row: int, since: int, until: int) -> int | None:
         """The last call of a head between two calls, whatever row it was for; None for none."""

@@ -12,7 +12,7 @@ from eqcheck.contract.extras import missing
 SHELLS = ("bash", "zsh", "tcsh")
 _SPECS, _KINDS = "_eqcheck_specs_or_files", "_eqcheck_kinds"
 _WORD = re.compile(r"[\w./-]+")  # a shell would obey other names, and who installs a decoder chooses its name
-# By the name of an argument: what completes it in a shell that has no way for it here is what the shell does anyway.
+# Completions by argument name; a shell that is not listed completes the argument as it always does.
 _COMPLETED = {
     "adapter": {"bash": _SPECS, "zsh": _SPECS, "tcsh": "f"},
     "specs": {"bash": _SPECS, "zsh": _SPECS, "tcsh": "f"},

@@ -75,8 +75,9 @@ KEYED = (
 )  # fmt: skip
 
 WINDOW = 32  # a layer with a window sees the distances under it
-# By layer with a window. The last distance stands in the window; all but 28 do, which is too dear for fp8 keys. Others
-# stand behind it, or ahead of the query: a slot there is read if it is seen, and it never is in a right context.
+# Distances by layer with a window. The last distance stands in the window; all but 28 do, which is too dear for fp8
+# keys. Others stand behind it, or ahead of the query: a slot there is read if it is seen, and it never is in a right
+# context.
 NEAR = (
     (
         (32, 31), (58, 1), (2, 1), (-1, -2, 36, 4), (33, 8), (-1, 43, 11),

@@ -63,7 +63,7 @@ BUILT = {
 }
 TARGETS = {**ARCHITECTURES, **BUILT}
 
-# Why others that transformers has are not read.
+# Architectures of transformers that are not read, and why.
 UNREAD = dict.fromkeys(
     ("hybrid", "delta", "mamba", "rwkv", "falcon_mamba", "jamba", "qwen3_next", "lfm2"),
     "its layers, or some of them, have states that the tap does not read; of recurrent models it reads mamba2",

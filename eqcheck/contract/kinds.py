@@ -187,7 +187,7 @@ _RECORDS = (
     Kind("draft", "stale-hidden", "the draft head gets a hidden state of an earlier call"),
     Kind("draft", "wrong-column-hidden", "the draft head gets a hidden state of another column of the block"),
     Kind("draft", "token-shift", "the draft head gets a hidden state paired with the wrong token"),
-    # So do leaks.
+    # Leaks of memory cost no correctness either.
     Kind("memory", "rejected-kept", "rejected draft tokens stay in memory, more with every round"),
     Kind("memory", "storage-kept", "old cache buffers stay in memory, more with every round"),
     Kind("memory", "finished-row-kept", "the cache of a finished row stays in memory"),

@@ -215,8 +215,8 @@ CHECKPOINT = About(
     clean_shows=(
         "No case drawn from this seed made the engine return a token that the target alone does not, on the "
         "checkpoints and axes counted above; for sampled rows, see what their evidence excludes. Not shown: sampling, "
-        "if the engine does not declare it, or together with penalties, minima or engine settings; other architectures and dtypes; "
-        "several devices; speed; lost draft tokens, if the engine does not count them."
+        "if the engine does not declare it, or together with penalties, minima or engine settings; other architectures "
+        "and dtypes; several devices; speed; lost draft tokens, if the engine does not count them."
     ),
 )
 _OF_LANES = {"transparent": TRANSPARENT, "sampling": SAMPLING}

@@ -98,7 +98,7 @@ class CheckpointLane(Lane):
         self.bare: dict[str, Outcome] = {}  # by id of case, without its minimum, or its switch
         self.scripting = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
         self.investigation = Investigation(decoder, self._decode, self.repeats)
-        # By whether prefixes are cached: where answers were seen to depend on what the process had decoded before.
+        # The values of prefix caching with which answers depended on what the process had decoded before.
         self.carrying: set[bool | None] = set()
         self.doubted = False  # whether a case alone was seen to give another answer
         self.alone: Outcome  # of the case that was last decoded alone
