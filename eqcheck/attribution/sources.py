@@ -341,7 +341,7 @@ class Sources:
         return first - 1 if asked and observed not in self.drafted(row, position) else first
 
     def nothing_else_asked(self, row: int) -> bool:
-        """Whether, after the row's last right query, every row of every call is known to be right somewhere.
+        """Return whether every row of every call after the row's last right query is known to be right somewhere.
 
         If no query of a row was recognised, it may have been asked about in disguise, unless nothing was asked at all.
         """

@@ -1,4 +1,4 @@
-"""Whether rows are returned whole, as ``generate()`` gives them: the prompt, perhaps padded, then the new tokens."""
+"""Recognise rows returned whole, as ``generate()`` gives them: the prompt, perhaps padded, then the new tokens."""
 
 from __future__ import annotations
 

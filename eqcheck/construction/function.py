@@ -51,7 +51,7 @@ class Head:
 
     @cached_property
     def table(self) -> tuple[int, ...]:
-        """By code, the shuffled code."""
+        """Return the shuffled code by code."""
         return tuple(
             sum(((code >> self.order[b] & 1) ^ self.flips[b]) << b for b in range(BITS)) for code in range(CODES)
         )
@@ -78,7 +78,7 @@ class DeltaRule:
 
     @cached_property
     def table(self) -> tuple[int, ...]:
-        """By code, the shuffled code."""
+        """Return the shuffled code by code."""
         return Head((), 0, self.order, self.flips).table
 
     def joined(self, kept: dict[int, int], codes: Sequence[int]) -> int:

@@ -25,7 +25,7 @@ def columns() -> int:
 
 
 def lines() -> int:
-    """How many lines the terminal has; ``WHOLE`` where the output goes elsewhere."""
+    """Return how many lines the terminal has; ``WHOLE`` where the output goes elsewhere."""
     return shutil.get_terminal_size((WHOLE, 24)).lines if sys.stdout.isatty() else WHOLE
 
 

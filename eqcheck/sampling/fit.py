@@ -1,4 +1,4 @@
-"""Whether a name fits all tokens: bets that learn as they go, against each law of the round.
+"""Check that a name fits all tokens: bets that learn as they go, against each law of the round.
 
 A name may be the likeliest of all and still be false, where the fault is one that nobody has named. Each bet is an
 e-process against the law that is tested: the chance that a table of counts gives what comes next, over the chance that

@@ -1,4 +1,4 @@
-"""Whether rows with seeds come out again as the decoder promises, and whether rows without one do not."""
+"""Check that rows with seeds repeat as the decoder promises, and that rows without one do not."""
 
 from __future__ import annotations
 
