@@ -36,7 +36,7 @@ class DecoderInfo:
 
 @dataclass(frozen=True)
 class Cases:
-    """How many drawn cases ran, by verdict; ``skipped`` were declined and did not run."""
+    """Count the drawn cases that ran, by verdict; ``skipped`` were declined and did not run."""
 
     run: Count
     equivalent: Count
@@ -126,12 +126,12 @@ class ReportedViolation:
 
     @property
     def caused(self) -> bool:
-        """Whether a cause was shown; `unattributed` is none."""
+        """Return whether a cause was shown; `unattributed` is none."""
         return self.component != "unattributed"
 
     @property
     def in_known_words(self) -> str:
-        """Why it is known, in words; empty for one that is not."""
+        """Return why it is known, in words; empty for one that is not."""
         if self.known is None:
             return ""
         listed = f"known until {self.known_until}" if self.known_until else "declared as known"
@@ -152,7 +152,7 @@ class FamilyCases:
 
 @dataclass(frozen=True)
 class CorpusCases:
-    """How many stored cases were decoded again, and how many of them fail."""
+    """Count the stored cases that were decoded again, and those that fail."""
 
     replayed: Count
     failing: Count
