@@ -74,11 +74,13 @@ def render(e: Explanation, width: int = WIDTH) -> str:
       Error
         KeyError: 'x'
     """
+    width = min(width, WIDTH)
     return "\n".join([filled(headline(e), width, 2), *laid_out(parts(e, width=width), width)])
 
 
 def explained(e: Explanation, needs: Sequence[str] | None, plain: str, width: int = WIDTH) -> str:
     """Return the text of an explanation whose case was made small (``needs`` is not None) and tried without drafts."""
+    width = min(width, WIDTH)
     return "\n".join([filled(headline(e), width, 2), *laid_out(parts(e, needs, plain, width), width)])
 
 
@@ -147,13 +149,13 @@ def _case(e: Explanation, needs: Sequence[str] | None, plain: str, width: int) -
         for label, line in compared(expected, e.observed_row, e.token_index, room, _note_of(e)):
             rows.append(("", label, line))
         rows += _others(e)
-    return Part(title, note or "1 request", rows=tuple(rows))
+    return Part(title, note, rows=tuple(rows))
 
 
 def _asked_of_all(e: Explanation, needs: Sequence[str] | None) -> list[str]:
     """Describe what holds for the whole case."""
     given = e.given
-    count = len(given.rows) if given and given.rows else 1 if given else 0
+    count = (given.requests or len(given.rows)) if given else 0
     words = [many(count, "request")] if count else []
     words += [named] if (named := needs_words(needs)) and (needs or e.search) else []
     if given is None:

@@ -285,7 +285,7 @@ def _from_tokens(
         observed_row=verdict.observed,
         wrong_rows=tuple(row.row for row in wrong),
         basis=BY_TOKENS,
-        given=Given(prompts[verdict.row], pad, eos, limit=limit),
+        given=Given(prompts[verdict.row], pad, eos, limit=limit, requests=len(prompts)),
     )
 
 
@@ -308,10 +308,10 @@ def judge(run: Run) -> Verdict:
 
 
 def assert_equivalent(decoder: Decoder, case: Case) -> None:
-    """Raise `Violation`, with the explanation, unless the decoder emits exactly the truth on this case.
+    """Decode a case, and raise `Violation` with the explanation unless the output is exactly what the target generates.
 
-    It is decoded again, repaired and with other ids, to see whether that holds. Raises `Unsupported` where the decoder
-    declines the case, or requires what it does not have; in a test of Hypothesis the next example is drawn instead.
+    To confirm the cause, a failing case is decoded again with repairs and with other tokens. Raises `Unsupported` if
+    the decoder declines the case or the case lacks what it requires; in a Hypothesis test the next example is drawn.
 
     >>> from eqcheck.contract import registry
     >>> assert_equivalent(registry.load("eqspec"), Case(prompts=((1, 2), (3,)), accepts=((1,), (0,))))

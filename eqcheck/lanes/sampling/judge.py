@@ -240,7 +240,7 @@ def _wrong(case: SampledEngineCase, seen: RowJudgement) -> Explanation:
         seen.row,
         seen.first,
         seen.observed,
-        f"row {seen.row} is greedy, beside sampled rows, and is not what the target emits",
+        f"request {seen.row} is greedy, next to sampled ones, and is not what the target returns",
     )
     before = seen.observed[: seen.first]
     row = tuple(truth(case.checkpoint).row(case.rows[seen.row], before)) if seen.expected is not None else ()
