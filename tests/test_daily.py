@@ -63,7 +63,7 @@ def test_a_kind_may_be_named_as_a_report_does_or_alone(word: str, capsys: Printe
             "there is no kind 'position/query-positon'; did you mean 'position/query-position'?",
         ),
         ("mask/stale-entry", "did you mean 'cache/stale-entry'?"),
-        ("", "there is no kind ''. `eqcheck kinds` lists them all"),
+        ("", "there is no kind ''. See `eqcheck kinds`"),
         ("\x1b[31m/..", "there is no kind"),
     ],
 )
@@ -174,7 +174,7 @@ def test_a_scaffold_whose_call_is_wrong_fails(work: Path) -> None:
 def test_nothing_is_overwritten(work: Path, capsys: Printed) -> None:
     (work / "engine.py").write_text("mine")
     assert cli.main(["new", "engine.py"]) == 4
-    assert "exists already; it is not overwritten" in capsys.readouterr().err
+    assert "exists and is not overwritten" in capsys.readouterr().err
     assert (work / "engine.py").read_text() == "mine"
     (work / "link.py").symlink_to("nowhere")
     assert cli.main(["new", "link.py"]) == 4
