@@ -1,4 +1,4 @@
-"""Whether rows are returned whole, as ``generate()`` gives them: the prompt, perhaps padded, then the new tokens."""
+"""Recognise rows returned whole, as ``generate()`` gives them: the prompt, perhaps padded, then the new tokens."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ def _short_start(
 
 
 def _missing(prompt: Ids, row: RowVerdict, limit: int) -> int:
-    """How many ids of the end of its prompt a row begins with, before all that it is due, or what its length leaves."""
+    """Return how many ids of the end of its prompt a row begins with, before all that it is due,
+    or what its length leaves.
+    """
     for count in range((row.first or 0) + 1, len(prompt)):  # behind the first difference; the row may repeat its prompt
         tail = row.observed[count:]
         whole = len(tail) == len(row.expected) or len(row.observed) in (limit, len(row.expected))
@@ -100,7 +102,7 @@ def _whole(prompt: Ids, row: RowVerdict, limit: int, pad: int) -> _Whole | bool:
 
 
 def _pads(row: Ids, pad: int) -> Iterator[int]:
-    """How many pads may be taken off the front of a row: none, one, and so on."""
+    """Return how many pads may be taken off the front of a row: none, one, and so on."""
     yield 0
     for count, token in enumerate(row, 1):
         if token != pad:

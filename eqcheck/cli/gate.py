@@ -1,4 +1,4 @@
-"""``eqcheck gate``: two servers of one model; one speculates, the other is the referee."""
+"""``eqcheck gate``: compare a server that speculates with a plain server of the same model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eqcheck.cli.arguments import positive, seconds
-from eqcheck.cli.common import junit_writable, say, writable
+from eqcheck.cli.common import examples, junit_writable, say, writable
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
 from eqcheck.contract.escaping import printable
 
@@ -26,58 +26,78 @@ def add(commands: Commands) -> None:
     """Add the command to the parser."""
     gate = commands.add_parser(
         "gate",
-        help="tell whether a server that speculates emits the tokens of a plain one",
-        description="Decode prompts on a server that speculates, and have a plain server of the same model judge each "
-        "token. Both speak OpenAI's completions. A key is read from EQCHECK_API_KEY.",
+        help="compare a server that speculates with a plain one",
+        description="Send the same prompts to a server with speculation and to a plain server of the same model, and "
+        "fail if they differ by more than rounding explains. Both need OpenAI's completions API; EQCHECK_API_KEY is "
+        "sent as the key.",
+        epilog=examples(
+            "eqcheck gate --speculative http://127.0.0.1:8000/v1 --plain http://127.0.0.1:8001/v1 --out gate",
+            "eqcheck gate --speculative mine.py --plain hf:./target --draft ./draft",
+            codes=True,
+        ),
     )
-    gate.add_argument(
+    _add_sides(gate.add_argument_group("the servers"))
+    _add_requests(gate.add_argument_group("the requests"))
+    _add_printed(gate.add_argument_group("output"))
+    gate.set_defaults(run=run)
+
+
+def _add_sides(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--speculative",
         metavar="URL",
         required=True,
-        help="of the server that speculates, such as http://a:8000/v1, or the spec of a decoder, such as mine.py",
+        help="server that speculates, such as http://a:8000/v1, or a decoder, such as mine.py",
     )
-    gate.add_argument(
-        "--plain", metavar="URL", required=True, help="of a server of the same model that does not, or hf:FOLDER"
+    group.add_argument(
+        "--plain", metavar="URL", required=True, help="server of the same model without speculation, or hf:FOLDER"
     )
-    gate.add_argument(
+    group.add_argument(
         "--draft",
         metavar="URL",
-        help="of a server of the draft model, so that wrong laws of sampled rows show sooner; for a decoder that is no "
-        "server the folder of the draft model",
+        help="server of the draft model, which finds sampling faults sooner; for a decoder, the draft's folder",
     )
-    gate.add_argument(
-        "--prompts", metavar="FILE", type=Path, help='a prompt a line, or JSON lines with "prompt": text or ids'
+
+
+def _add_requests(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--prompts", metavar="FILE", type=Path, help='one prompt per line, or JSON lines with "prompt": text or ids'
     )
-    gate.add_argument(
+    group.add_argument(
         "--requests",
         metavar="N",
         type=positive,
         default=256,
-        help="twice as many at most, where these leave a doubt (default 256)",
+        help="requests (default 256); up to twice as many if the result is in doubt",
     )
-    gate.add_argument("--max-tokens", metavar="N", type=positive, default=64, help="of a row, at most (default 64)")
-    gate.add_argument(
-        "--concurrency", metavar="N,N", default="1,4,16", help="requests at once, in turn (default 1,4,16)"
+    group.add_argument("--max-tokens", metavar="N", type=positive, default=64, help="new tokens per row (default 64)")
+    group.add_argument(
+        "--concurrency", metavar="N,N", default="1,4,16", help="numbers of parallel requests, in turn (default 1,4,16)"
     )
-    gate.add_argument(
-        "--temperature", metavar="T", type=float, default=0.0, help="of three rows in four, at most 2 (default 0)"
+    group.add_argument(
+        "--temperature",
+        metavar="T",
+        type=float,
+        default=0.0,
+        help="temperature of three rows in four, 0 to 2 (default 0)",
     )
-    gate.add_argument("--seed", metavar="N", type=int, default=0, help="of drawn prompts and limits")
-    gate.add_argument(
-        "--budget", metavar="TIME", type=seconds, help="begin no more requests after this time, such as 60s or 10m"
+    group.add_argument("--seed", metavar="N", type=int, default=0, help="seed for prompts and limits (default 0)")
+    group.add_argument(
+        "--budget", metavar="TIME", type=seconds, help="send no new requests after this time, such as 60s or 10m"
     )
-    gate.add_argument(
+
+
+def _add_printed(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--out",
         metavar="DIR",
         type=Path,
-        help="write gate.json, gate.html and a script that shows a wrong row there; a gate of servers that was "
-        "broken off, or asked too few requests, goes on",
+        help="folder for gate.json, gate.html and a script per violation; the same command resumes an interrupted gate",
     )
-    gate.add_argument("--baseline", metavar="FILE", type=Path, help="a gate.json of an earlier gate to compare with")
-    gate.add_argument("--redact", action="store_true", help="leave prompts out of the report")
-    gate.add_argument("--junit", metavar="FILE", type=Path, help="write JUnit's XML for a CI server there")
-    gate.add_argument("--json", action="store_true", help="print the report as JSON")
-    gate.set_defaults(run=run)
+    group.add_argument("--baseline", metavar="FILE", type=Path, help="gate.json of an earlier gate to compare with")
+    group.add_argument("--redact", action="store_true", help="leave prompts out of the report")
+    group.add_argument("--junit", metavar="FILE", type=Path, help="write JUnit XML for a CI server")
+    group.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -99,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
     before = earlier(options.baseline) if options.baseline else None
     named = [url.rstrip("/") for url in (options.speculative, options.plain, options.draft or "")]
     if twice := next((url for url in named if url.startswith("http") and named.count(url) > 1), None):
-        raise UsageError(f"--speculative, --plain, --draft: expected several servers, got {printable(twice)} twice")
+        raise UsageError(f"--speculative, --plain, --draft: expected different servers, got {printable(twice)} twice")
     if options.out is not None:
         writable(options.out, "")
     junit_writable(options.junit)

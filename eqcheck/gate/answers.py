@@ -38,7 +38,7 @@ class Scored:
 
     @property
     def gap(self) -> float:
-        """By how many nats the referee prefers its own token."""
+        """Return by how many nats the referee prefers its own token."""
         return max(0.0, self.likeliest[self.best] - self.score)
 
 

@@ -125,7 +125,7 @@ def _single(gate: Gate, rows: Sequence[Row]) -> EditCause | None:
 
 
 def _follows_draft(gate: Gate) -> tuple[int, int]:
-    """In how many of how many places, where draft and plain server differ beyond the noise, the draft is followed."""
+    """Count the places where draft and plain server differ beyond the noise, and those where the draft is followed."""
     pairs = [
         pair
         for row in gate.rows
@@ -141,7 +141,7 @@ def _follows_draft(gate: Gate) -> tuple[int, int]:
 
 
 def _differs(gate: Gate, row: Row) -> bool:
-    """Whether the row is answered otherwise up to its first wrong token when it is asked again, alone."""
+    """Return whether the row is answered otherwise up to its first wrong token when it is asked again, alone."""
     at = row.beyond(gate.threshold) or 0
     return any(
         gate.speculative.complete(row.asked).tokens[: at + 1] != row.answer.tokens[: at + 1] for _ in range(TIMES)

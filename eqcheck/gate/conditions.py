@@ -1,4 +1,4 @@
-"""Where wrong rows are: for each condition and value, how many rows are wrong, of how many."""
+"""Locate wrong rows: for each condition and value, how many rows are wrong, of how many."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _begun(gate: Gate, row: Row) -> bool:
 
 
 def conditions_of(gate: Gate, rows: Sequence[Row]) -> dict[str, dict[str, list[int]]]:
-    """For each condition that has several values, and each value: how many of the rows are wrong, of how many.
+    """Count for each condition with several values, and each value, how many of the rows are wrong, of how many.
 
     Under `SINCE` first wrong tokens are counted, of all tokens up to them.
     """

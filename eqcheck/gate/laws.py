@@ -73,7 +73,7 @@ class SampledRows:
 
     @property
     def lacking(self) -> int:
-        """How many more sampled rows the law that would earn least would need, about."""
+        """Return how many more sampled rows the law that would earn least would need, about."""
         least, wanted = min(self.would.values()), self._wanted
         return math.ceil(self.rows * (wanted / max(least, 1e-3) - 1)) if 0 < least < wanted else 0
 
@@ -132,7 +132,7 @@ _WRONG = {"temperature": _warmer, "corrections": _corrected}
 
 
 def weaker(server: Server, answer: Completed) -> tuple[Scored, ...]:
-    """How the server sees a row's tokens behind the prompt's first and a few tokens before each."""
+    """Return how the server sees a row's tokens behind the prompt's first and a few tokens before each."""
     prompt, tokens = answer.prompt, answer.tokens
     whole, seen = (*prompt, *tokens), list[Any]()
     for start in range(0, len(tokens), BLOCK):

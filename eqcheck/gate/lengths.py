@@ -51,7 +51,9 @@ class Lengths:
 
 
 def ends_so(edit: str, row: Row, plain: Row) -> bool:
-    """Whether a greedy row ends before the plain server's, which is alike, or behind it. Sampled ones do by chance."""
+    """Return whether a greedy row ends before the plain server's, which is alike,
+    or behind it. Sampled ones do by chance.
+    """
     if row.asked.temperature:
         return False
     shorter, longer = (row, plain) if edit == SHORTEST else (plain, row)
@@ -59,7 +61,7 @@ def ends_so(edit: str, row: Row, plain: Row) -> bool:
 
 
 def _alike(rows: Sequence[Row]) -> bool:
-    """Whether rows have the same tokens as far as both go; sampled ones need not."""
+    """Return whether rows have the same tokens as far as both go; sampled ones need not."""
     if rows[0].asked.temperature:
         return True
     each = [row.answer.tokens for row in rows]

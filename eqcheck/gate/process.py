@@ -86,7 +86,7 @@ class _Local:
         return None
 
     def metrics(self) -> Counter[str]:
-        """Nothing is counted."""
+        """Return no metrics: nothing is counted."""
         return Counter()
 
     def in_pieces(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
@@ -94,7 +94,7 @@ class _Local:
         return []
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Close nothing: nothing is held."""
 
 
 class Plain(_Local):
@@ -115,7 +115,7 @@ class Plain(_Local):
 
     @torch.no_grad()
     def scored(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
-        """How the model sees each token behind the prompt and the tokens before it, in one call."""
+        """Return how the model sees each token behind the prompt and the tokens before it, in one call."""
         if not tokens:
             return []
         known = int(self.target.config.get_text_config().vocab_size)
@@ -244,7 +244,7 @@ def sides(decoder: Decoder, folder: Path, draft_folder: Path) -> list[Any]:
 
 
 def _same_ids(draft: Plain, plain: Plain) -> bool:
-    """Whether texts have the same ids; without a tokenizer, whether there are as many ids."""
+    """Return whether texts have the same ids; without a tokenizer, whether there are as many ids."""
     texts = [(draft.tokenized(text), plain.tokenized(text)) for text in SAMPLE_TEXTS]
     if any(None in pair for pair in texts):
         sizes = {side.target.config.get_text_config().vocab_size for side in (draft, plain)}

@@ -76,7 +76,7 @@ def _prompt(line: str, place: str, as_json: bool) -> Prompt:
 
 
 def drawn(count: int, seed: int) -> list[Prompt]:
-    """So many texts: lists that are copied, counting, look-ups of earlier pairs, code, shared beginnings, one word.
+    """Draw ``count`` texts: copied lists, counting, look-ups of earlier pairs, code, shared prefixes, single words.
 
     A model attends to exact places in these, so a place that is off by one changes its choice.
 

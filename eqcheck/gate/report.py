@@ -107,7 +107,7 @@ def _violations(gate: Gate, redact: bool) -> list[dict[str, Any]]:
 
 
 def _only_beside(gate: Gate, rows: Sequence[Row]) -> bool:
-    """Whether greedy rows are wrong beside sampled rows alone: asked again without these, they are right."""
+    """Return whether greedy rows are wrong beside sampled rows alone: asked again without these, they are right."""
     again = gate.speculative.each(gate.speculative.complete, [row.asked for row in rows[:12]], rows[0].concurrency)
     gaps = [
         max((place.gap for place in gate.plain.scored(answer.prompt, answer.tokens)), default=0.0) for answer in again

@@ -24,7 +24,7 @@ class Requests(NamedTuple):
     shown: int
 
     def but(self, number: int, **changes: Any) -> Requests:
-        """With one request changed."""
+        """Return a copy with one request changed."""
         changed = replace(self.requests[number], **changes)
         return Requests((*self.requests[:number], changed, *self.requests[number + 1 :]), self.shown)
 
@@ -41,7 +41,7 @@ class SmallestSearch:
         self.row: Row | None = None
 
     def smallest(self, wrong: Row) -> Requests | None:
-        """None where the row is right in a try, both alone and with the rows that were decoded beside it."""
+        """Return None if the row is right in a try, both alone and with the rows of its batch."""
         number = next(at for at, row in enumerate(self.gate.rows) if row is wrong)
         first = max(number - wrong.place, number - wrong.concurrency + 1)
         beside = self.gate.rows[first : first + wrong.concurrency]

@@ -83,7 +83,7 @@ class Row:
 
     @property
     def told(self) -> bool:
-        """Whether the servers told its tokens, and how they are seen."""
+        """Return whether the servers told its tokens, and how they are seen."""
         seen = len(self.answer.tokens), len(self.places), len(self.by_draft)
         return not self.answer.untold and len({*seen[: 3 if self.asked.temperature else 2]}) == 1
 
@@ -113,7 +113,7 @@ class Speed(NamedTuple):
     seconds: float = 0.0
 
     def plus(self, rows: Sequence[Row], seconds: float) -> Speed:
-        """With these rows."""
+        """Return a copy with these rows added."""
         return Speed(self.tokens + sum(len(row.answer.tokens) for row in rows), self.seconds + seconds)
 
     @property

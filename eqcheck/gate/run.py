@@ -112,7 +112,7 @@ class Gate:
 
     @property
     def doubtful(self) -> bool:
-        """Whether there is more evidence than a right server leaves in all but one gate of a hundred.
+        """Return whether there is more evidence than a right server leaves in all but one gate of a hundred.
 
         A gate whose time was over asked fewer rows than it was to ask: there any evidence is a doubt.
         """
@@ -130,7 +130,7 @@ class Gate:
 
     @property
     def progress(self) -> str:
-        """How far it is."""
+        """Return how far it is."""
         tokens, spent = sum(len(row.answer.tokens) for row in self.rows), time.monotonic() - self.began
         said = f"evidence 1e{self.log_evidence / math.log(10):.1f}, 1e{math.log10(CROSSES):.0f} decides"
         return f"{len(self.rows)} of {self.most} requests, {tokens} tokens in {spent:.0f} s; {said}"
@@ -148,7 +148,7 @@ class Gate:
 
     @property
     def crossed(self) -> bool:
-        """Whether the evidence decides, or two rows end as no right server ends them."""
+        """Return whether the evidence decides, or two rows end as no right server ends them."""
         certain = max(self.wrong_ends.values(), default=0)
         return self.log_evidence >= math.log(CROSSES) or certain > 1
 
@@ -188,7 +188,9 @@ class Gate:
 
     @property
     def lacking(self) -> int:
-        """How many more requests a fault of one token in 40, or the doubt that is there, would need; 0 for enough."""
+        """Return how many more requests a fault of one token in 40, or the doubt that is there, would need;
+        0 for enough.
+        """
         if self.doubtful and not self.crossed:
             return math.ceil(len(self.rows) * (math.log(CROSSES) / self.log_evidence - 1))
         greedy = self.greedy
@@ -211,7 +213,9 @@ class Gate:
 
     @property
     def cache_broken(self) -> bool:
-        """Whether the plain server's scores change more than rounding can, where it scores some tokens at a time."""
+        """Return whether the plain server's scores change more than rounding can,
+        where it scores some tokens at a time.
+        """
         return (self.in_pieces or 0.0) > BROKEN
 
     def _chunk(self, numbers: Sequence[int], at_once: int) -> None:
@@ -273,13 +277,13 @@ class Gate:
         return rows
 
     def seen(self, answer: Completed) -> tuple[Scored, ...]:
-        """How the referee sees the tokens of an answer; empty where it does not tell."""
+        """Return how the referee sees the tokens of an answer; empty where it does not tell."""
         with suppress(Untold):
             return tuple(self.plain.scored(answer.prompt, answer.tokens))
         return ()
 
     def by_draft(self, pair: tuple[Completed, bool]) -> tuple[Scored, ...]:
-        """How the draft, or its stand-in, sees them, if it is asked."""
+        """Return how the draft, or its stand-in, sees them, if it is asked."""
         answer, asked = pair
         try:
             if self.draft is None or not asked:
@@ -305,7 +309,7 @@ class Gate:
         return Wanted(prompt, max(1, limit // 2), self.settings.temperature if number % SAMPLED_OF else 0.0)
 
     def _with_stop(self, number: int, asked: Wanted, plain: Row) -> Wanted:
-        """With a stop that the plain server emits, in every few requests, as far as it heeds stops."""
+        """Add a stop that the plain server generates to every few requests, if it supports stops."""
         tokens = plain.answer.tokens
         if self.stops_heeded is False or number % STOPPED_IN or asked.temperature or len(tokens) < 4:
             return asked

@@ -234,7 +234,7 @@ def _told(violation: Mapping[str, Any]) -> list[str]:
 
 
 def _corrections(report: Mapping[str, Any]) -> str:
-    """Whether the law of a common mistake would have been seen, too."""
+    """Return whether the law of a common mistake would have been seen, too."""
     if "corrections" in report["visible_laws"]:
         return ", and corrections drawn from the target's law"
     return "; corrections drawn from the target's law may need more, or a server of the draft (--draft)"

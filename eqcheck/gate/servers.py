@@ -118,7 +118,7 @@ class Server:
         return Completed(tokens, reason if isinstance(reason, str) else None, prompt, scores)
 
     def scored(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
-        """How the server, as a referee, sees each of these tokens behind the prompt and the tokens before it."""
+        """Return how the server, as a referee, sees each of these tokens behind the prompt and the tokens before it."""
         if not tokens:
             return []
         if not self._scoring:
