@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     from eqcheck.gate.prompts import drawn, read
     from eqcheck.gate.report import built, checks_of, earlier, page_of
     from eqcheck.gate.run import Gate, Settings
-    from eqcheck.gate.sentences import compared, text_of
+    from eqcheck.gate.sentences import beside, progress, text_of
 
     settings = Settings(
         options.requests,
@@ -106,8 +106,18 @@ def run(options: argparse.Namespace) -> int:
     servers, began = _sides(options), time.monotonic()
     speculative, plain, draft = servers
     if draft is None and options.draft:
-        print("gate: the draft model is not asked: it has other ids, or does not load alone", file=sys.stderr)
-    gate = Gate(speculative, plain, prompts, settings, draft, tell=lambda text: print(f"gate: {text}", file=sys.stderr))
+        print(
+            "gate: --draft is used by the decoder only: it has another vocabulary or does not load alone",
+            file=sys.stderr,
+        )
+    gate = Gate(
+        speculative,
+        plain,
+        prompts,
+        settings,
+        draft,
+        tell=lambda gate: print(f"gate: {progress(gate)}", file=sys.stderr),
+    )
     stored = _stored(options, servers)
     try:
         gate.run()
@@ -125,7 +135,7 @@ def run(options: argparse.Namespace) -> int:
             "speculative": [row.gap for row in gate.rows if not row.asked.temperature],
         }
         _write(options.out / "gate.json", json.dumps(report, indent=1) + "\n")
-        _write(options.out / "gate.html", page_of(report, gaps))
+        _write(options.out / "gate.html", page_of(report, gaps, str(options.out)))
         for violation in report["violations"]:
             if shown := violation.get("smallest", violation).get("script"):
                 _write(options.out / f"{violation['kind']}.py", shown)
@@ -136,7 +146,7 @@ def run(options: argparse.Namespace) -> int:
     say(
         json.dumps(report)
         if options.json
-        else printable(text_of(report) + (compared(report, before) if before else ""))
+        else printable(text_of(report, printable(str(options.out or ""))) + (beside(report, before) if before else ""))
     )
     return _CODES[report["verdict"]]
 
@@ -166,7 +176,7 @@ def _stored(options: argparse.Namespace, servers: list[Any]) -> StoredAnswers | 
     stored = StoredAnswers(options.out)
     if stored.count:
         known = f"{stored.count} answers of an earlier gate in {printable(str(stored.path))}"
-        print(f"gate: goes on from {known}; remove the file if a server was changed", file=sys.stderr)
+        print(f"gate: continues from {known}; remove the file if a server has changed", file=sys.stderr)
     for server in filter(None, servers):
         server.stored = stored
     return stored
@@ -177,7 +187,9 @@ def _keep(stored: StoredAnswers, *, more: bool) -> None:
     if not more:
         stored.finish()
     else:
-        print(f"gate: a gate with more requests goes on from {printable(str(stored.path))}", file=sys.stderr)
+        print(
+            f"gate: the same command with more --requests continues from {printable(str(stored.path))}", file=sys.stderr
+        )
 
 
 def _write(path: Path, text: str) -> None:

@@ -12,13 +12,15 @@ from typing import Any
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
 
+PROTOCOL = "docs/gate.md lists what a server must answer"
+
 
 class ServerError(UsageError):
-    """A server is down, refuses, or answers in a way that cannot be judged; the message says what to switch on."""
+    """A server is down, refuses, or answers in a way that cannot be judged; the message says what to do."""
 
 
 class Untold(ServerError):
-    """A server tells nothing of a row or of a place, for an unfinished character, say."""
+    """A server leaves out the ids or scores of a row, for example because it ends within a character."""
 
 
 _COUNT = re.compile(
@@ -45,7 +47,8 @@ class Scored:
 def listed(answer: Any, name: str, place: str) -> list[Any]:
     found = answer.get(name) if isinstance(answer, dict) else None
     if not isinstance(found, list):
-        raise ServerError(f"{place}: expected an object with a list {name!r}, got {one_line(str(answer), 200)}")
+        got = one_line(str(answer), 200)
+        raise ServerError(f"{place}: expected an object with a list {name!r}, got {got}; {PROTOCOL}")
     return found
 
 
@@ -124,7 +127,8 @@ def choice_of_native(answer: Any, place: str) -> dict[str, Any]:
     ([7], 'length', [{7: -0.5, 8: -1.0}])
     """
     if not isinstance(answer, dict) or as_ids(answer.get("output_ids")) is None:
-        raise ServerError(f"{place}: expected an object with ids in 'output_ids', got {one_line(str(answer), 200)}")
+        got = one_line(str(answer), 200)
+        raise ServerError(f"{place}: expected an object with ids in 'output_ids', got {got}; {PROTOCOL}")
     told = answer.get("meta_info")
     told = told if isinstance(told, dict) else {}
     reason = told.get("finish_reason")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from eqcheck.gate.rows import Row, Wanted
+from eqcheck.gate.rows import Row, Wanted, second_choices
 from eqcheck.gate.run import Gate
 
 LOOKED_AT = 24  # wrong tokens, one of a row
@@ -22,8 +22,9 @@ MOST = 0.5  # of the wrong tokens an edit has to give
 ALONE = 0.9  # of the wrong tokens that have a right one behind them
 FEW = 12  # tokens are too few to tell
 ASKED_AGAIN, TIMES = 8, 3  # rows, and how often each
-AGAIN, SERVES_DRAFT = "again", "serves draft"
-"""Edits of causes that have none: seen when rows are asked again, and seen wherever draft and target differ."""
+AGAIN, SERVES_DRAFT, LOSSY = "again", "serves draft", "lossy"
+"""Edits of causes that have none: seen when rows are asked again, seen wherever draft and target differ, and seen in
+the ranks and gaps of wrong tokens."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,19 @@ def cause(gate: Gate, wrong: Sequence[Row]) -> EditCause:
         for name in dict.fromkeys(given):
             hits[name] = hits.get(name, 0) + 1
     leading = _leading(hits, len(looked_at), tried)
-    return leading if leading.edit else _single(gate, looked_at) or UNATTRIBUTED
+    return leading if leading.edit else _lossy(gate) or _single(gate, looked_at) or UNATTRIBUTED
+
+
+def _lossy(gate: Gate) -> EditCause | None:
+    """Return the cause of tokens that a threshold let pass, known by their ranks and by the limit of their gaps.
+
+    A wrong context gives tokens of any rank: on the planted faults of `tests/gate_servers` a fourth of them are second
+    choices. Drafts that are accepted whatever the target says have any gap. Only both together name the threshold.
+    """
+    seconds = second_choices(gate.greedy, gate.threshold)
+    if not seconds.all_second or max(seconds.log10_chance, seconds.log10_limit) > math.log10(CHANCE):
+        return None
+    return EditCause("bookkeeping", "over-accept", LOSSY, seconds.second, seconds.wrong, 10**seconds.log10_limit)
 
 
 def _single(gate: Gate, rows: Sequence[Row]) -> EditCause | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 from eqcheck.gate.answers import Scored
 
 LIKELIEST, LIKELIEST_SAMPLED = 5, 20  # tokens whose scores a referee tells beside the row's own
+LEAST_SECOND = 5  # wrong tokens: of fewer nothing is said
 PIECE = 5  # tokens of a call that verifies four drafts
 WITHOUT_CUTS = {"top_k": -1, "top_p": 1.0, "min_p": 0.0}
 ENDS = ("over-length", "past-eos", "premature-stop")
@@ -104,6 +106,56 @@ class Row:
         if len(tokens) > limit:
             return "over-length"
         return "premature-stop" if self.answer.finish_reason == "length" and len(tokens) < limit else ""
+
+
+class SecondChoices(NamedTuple):
+    """How many wrong tokens of greedy rows there are, and how many of these are the referee's second choice.
+
+    ``farthest`` is the largest gap of a wrong token. ``log10_chance`` is the chance, as a logarithm, that all of them
+    are second choices if wrong tokens fall at random among the referee's second to fifth. ``log10_limit`` is the
+    chance that no gap exceeds ``farthest`` if the second choice is returned at places drawn at random: acceptance with
+    a threshold has such a limit, other faults have none.
+    """
+
+    wrong: int
+    second: int
+    farthest: float
+    log10_chance: float
+    log10_limit: float
+
+    @property
+    def all_second(self) -> bool:
+        """Whether there are enough wrong tokens to say so, and all are second choices."""
+        return self.second == self.wrong >= LEAST_SECOND
+
+
+def second_choices(rows: Sequence[Row], threshold: float) -> SecondChoices:
+    """Count the wrong tokens that are the referee's second choice, or as good as that within its noise.
+
+    >>> from eqcheck.gate.answers import Scored
+    >>> def row(token): return Row(0, Wanted((1,), 1), Completed((token,), None, (1,)), (place(token),), 1, 0)
+    >>> def place(token): return Scored(token, scores[token], 1, scores)
+    >>> scores = {1: -0.5, 2: -1.0, 3: -4.0, 4: -5.0, 5: -6.0}
+    >>> second_choices([row(1)] * 9 + [row(2)] * 5, 0.1)[:3], second_choices([row(3)], 0.1)[:2]
+    ((5, 5, 0.5), (1, 0))
+    """
+    wrong = second = 0
+    farthest = log10_chance = 0.0
+    seconds = []
+    for place in (place for row in rows for place in row.places):
+        others = sorted((score for token, score in place.likeliest.items() if token != place.best), reverse=True)[:4]
+        if not others:
+            continue
+        as_good = sum(score >= others[0] - threshold for score in others)
+        if (gap := place.likeliest[place.best] - others[0]) > threshold:
+            seconds.append(gap)
+        if place.gap > threshold:
+            wrong, farthest = wrong + 1, max(farthest, place.gap)
+            second += place.score >= others[0] - threshold
+            log10_chance += math.log10(as_good / len(others))
+    share = sum(gap <= farthest for gap in seconds) / len(seconds) if seconds else 1.0
+    limit = min(0.0, math.log10(wrong) + wrong * math.log10(share)) if wrong and share else 0.0
+    return SecondChoices(wrong, second, farthest, log10_chance, limit)
 
 
 class Speed(NamedTuple):

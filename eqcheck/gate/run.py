@@ -53,7 +53,7 @@ class Gate:
     prompts: Sequence[Prompt]
     settings: Settings
     draft: Server | None = None  # a server of the draft model; the plain server stands in for it else
-    tell: Callable[[str], None] = lambda text: None
+    tell: Callable[[Gate], None] = lambda gate: None  # after each chunk
     rows: list[Row] = field(default_factory=list)
     control: list[Row] = field(default_factory=list)
     bets: dict[str, Exceedances] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Gate:
                 if not chunk:
                     check_plain(self.plain)
                 chunk, asked = chunk + 1, asked + size
-                self.tell(self.progress)
+                self.tell(self)
             self.out_of_time = asked < self.most and not self.crossed
         except KeyboardInterrupt:
             self.interrupted = True
@@ -127,13 +127,6 @@ class Gate:
     def greedy(self) -> list[Row]:
         """The greedy rows of the speculative server."""
         return [row for row in self.rows if not row.asked.temperature]
-
-    @property
-    def progress(self) -> str:
-        """How far it is."""
-        tokens, spent = sum(len(row.answer.tokens) for row in self.rows), time.monotonic() - self.began
-        said = f"evidence 1e{self.log_evidence / math.log(10):.1f}, 1e{math.log10(CROSSES):.0f} decides"
-        return f"{len(self.rows)} of {self.most} requests, {tokens} tokens in {spent:.0f} s; {said}"
 
     @property
     def log_greedy(self) -> float:
