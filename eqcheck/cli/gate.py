@@ -106,18 +106,12 @@ def run(options: argparse.Namespace) -> int:
     servers, began = _sides(options), time.monotonic()
     speculative, plain, draft = servers
     if draft is None and options.draft:
-        print(
-            "gate: --draft is used by the decoder only: it has another vocabulary or does not load alone",
-            file=sys.stderr,
-        )
-    gate = Gate(
-        speculative,
-        plain,
-        prompts,
-        settings,
-        draft,
-        tell=lambda gate: print(f"gate: {progress(gate)}", file=sys.stderr),
-    )
+        print("gate: only the decoder uses --draft: it has another vocabulary or does not load alone", file=sys.stderr)
+
+    def tell(gate: Gate) -> None:
+        print(f"gate: {progress(gate)}", file=sys.stderr)
+
+    gate = Gate(speculative, plain, prompts, settings, draft, tell)
     stored = _stored(options, servers)
     try:
         gate.run()
@@ -187,9 +181,7 @@ def _keep(stored: StoredAnswers, *, more: bool) -> None:
     if not more:
         stored.finish()
     else:
-        print(
-            f"gate: the same command with more --requests continues from {printable(str(stored.path))}", file=sys.stderr
-        )
+        print(f"gate: a gate with more --requests continues from {printable(str(stored.path))}", file=sys.stderr)
 
 
 def _write(path: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The answers of servers, read: whatever is not as it should be is one line, `ServerError`."""
+"""Read the answers of servers: whatever is not as it should be is one line, `ServerError`."""
 
 from __future__ import annotations
 

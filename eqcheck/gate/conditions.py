@@ -108,8 +108,8 @@ def telling(conditions: Counts) -> Telling | None:
 
 
 def _choices(name: str, values: list[str]) -> list[tuple[str, ...]]:
-    single = [(value,) for value in values]
-    return single + [tuple(values[at:]) for at in range(1, len(values) - 1)] if name == CONCURRENCY else single
+    from_here_on = [tuple(values[at:]) for at in range(1, len(values) - 1)] if name == CONCURRENCY else []
+    return [*((value,) for value in values), *from_here_on]
 
 
 def _tail(wrong: int, rows: int, all_wrong: int, all_rows: int) -> float:

@@ -153,8 +153,8 @@ def _shown(gate: Gate, why: EditCause, rows: Sequence[Row], at: int) -> dict[str
         return {"row": shown | {"observed": tokens}, "compared": _compared(gate, why, rows[0], at)}
     if why.kind == "stray-law":
         asked = replace(rows[0].asked, prompt=rows[0].answer.prompt)
-        shown = sampled_script(gate, asked)
-        return {"curl": curls(gate, Requests((asked,), 0))} | ({"script": shown} if shown else {})
+        lines = sampled_script(gate, asked)
+        return {"curl": curls(gate, Requests((asked,), 0))} | ({"script": lines} if lines else {})
     search = SmallestSearch(gate, why.kind, why.edit)
     tried = (search.smallest(row) for row in rows[:LOOKED_AT])
     try:
@@ -172,10 +172,10 @@ def _shown(gate: Gate, why: EditCause, rows: Sequence[Row], at: int) -> dict[str
     }
     smallest |= {"max_tokens": search.row.asked.max_tokens, "observed": list(search.row.answer.tokens), "at": search.at}
     natively = gate.speculative.native or gate.plain.native  # the script speaks OpenAI's completions
-    shown = "" if natively else script(gate, case, None if why.kind in ENDS else search.at)
+    lines = "" if natively else script(gate, case, None if why.kind in ENDS else search.at)
     return {
         "curl": curls(gate, case),
-        "smallest": smallest | {"tries": TRIES, "script": shown},
+        "smallest": smallest | {"tries": TRIES, "script": lines},
         "compared": _compared(gate, why, search.row, search.at),
     }
 

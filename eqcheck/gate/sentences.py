@@ -1,4 +1,4 @@
-"""A gate in sentences: a report for the terminal, in which each violation has the form that all reports of eqcheck have.
+"""A gate in sentences: a report in which each violation has the form that all reports of eqcheck have.
 
 `explained` makes the words of a violation from the gate, `sections` lays out a violation of the report for terminal and
 page, and `text_of` is the whole report.
@@ -121,7 +121,7 @@ def _length(gate: Gate, why: EditCause) -> tuple[str, str]:
     said = "Rows end too early: the last token or tokens are missing." if shortest else "Rows go on after their end."
     return said, (
         f"In {many(why.of, 'request')} one of the three rows (one speculative, two plain) ends "
-        f"{'before' if shortest else 'after'} the others; {why.given} times it is the speculative server's. Request "
+        f"{'before' if shortest else 'after'} the others; in {why.given} it is the speculative server's. Request "
         f"{row.request}: {many(len(row.answer.tokens), 'token')}, finish_reason {_reason(row)!r}; on the plain server "
         f"{len(plain.answer.tokens)}, {_reason(plain)!r}."
     )
@@ -156,8 +156,11 @@ def _distribution(gate: Gate) -> tuple[str, str]:
 def _wrong_tokens(gate: Gate, rows: Sequence[Row]) -> str:
     return (
         f"{len(rows)} of {len(gate.greedy)} greedy requests have a token that the plain server scores more than "
-        f"{gate.threshold:.3g} nats below its own choice; rounding on the plain server explains half of that at most."
+        f"{gate.threshold:.3g} nats below its own choice, which is {_LIMIT}."
     )
+
+
+_LIMIT = "twice what rounding does to its own rows"
 
 
 def _second(gate: Gate) -> str:
@@ -167,7 +170,8 @@ def _second(gate: Gate) -> str:
         return ""
     return (
         f"All {seconds.wrong} wrong tokens are the plain server's second choice, at most {seconds.farthest:.2g} nats "
-        f"below the first. By chance, among its second to fifth choice, that happens {odds(seconds.log10_chance)} times."
+        "below the first; if wrong tokens were random among its top five, the chance of that would be "
+        f"{odds(seconds.log10_chance)}."
     )
 
 
@@ -184,10 +188,11 @@ def _cause(gate: Gate, why: EditCause) -> str:
             "choice: the server may serve the draft model, or accept every draft."
         )
     if why.edit == LOSSY:
+        farthest = second_choices(gate.greedy, gate.threshold).farthest
         return (
-            "Lossy (threshold) acceptance: a draft token is accepted although the target prefers another one. No second "
-            f"choice further than {second_choices(gate.greedy, gate.threshold).farthest:.2g} nats below the first was ever returned; chance "
-            f"gives such a limit {odds(log10(why.chance))} times."
+            "Lossy (threshold) acceptance: drafts are accepted although the target prefers another token, if it is "
+            f"close enough. No second choice more than {farthest:.2g} nats below the first was ever returned; the "
+            f"chance of such a limit by accident is {odds(log10(why.chance))}."
         )
     if why.component == "unattributed":
         known = "" if gate.draft is not None else " With --draft URL the search knows the real draft tokens."
@@ -209,7 +214,7 @@ def _cause(gate: Gate, why: EditCause) -> str:
         return "Greedy rows that run beside sampled rows are sampled, too. Sent again without these, they are right."
     return (
         f"{_edited(gate, why.edit)}, the plain server returns exactly the wrong tokens ({why.given} of {why.of}). "
-        f"An unrelated change fits as often by accident {odds(log10(why.chance))} times."
+        f"The chance that some edit fits so often by accident is {odds(log10(why.chance))}."
     )
 
 
@@ -224,8 +229,8 @@ def _edited(gate: Gate, edit: str) -> str:
     first, back = int(number) * BLOCK, many(int(number), "token")
     whose = "the plain server's second choice stands in for it" if gate.draft is None else "the draft's choice"
     return {
-        "without": f"If the token {number} before the last is missing from the context",
-        "twice": f"If the token {number} before the last is in the context twice",
+        "without": f"If {_before(number)} is missing from the context",
+        "twice": f"If {_before(number)} is in the context twice",
         "draft": f"If a rejected draft token stays in the context {back} back ({whose})",
         "drafts": "If every rejected draft token stays in the context",
         "row": f"If the context is that of the request {_next(number)}",
@@ -233,6 +238,10 @@ def _edited(gate: Gate, edit: str) -> str:
         "block": f"If tokens {first} to {first + BLOCK - 1} are missing from the context",
         "behind": f"If only the last {number} tokens are in the context",
     }[name]
+
+
+def _before(number: str) -> str:
+    return "the token before the last one" if number == "1" else f"the token {number} places before the last one"
 
 
 def _next(number: str) -> str:
@@ -342,13 +351,11 @@ def _section(violation: Mapping[str, Any], report: Mapping[str, Any], out: str) 
     if line := condition_line(violation["conditions"]):
         labelled.append(line)
     of = report["sampled"] if kind == "stray-law" else report["requests"] if kind in ENDS else report["greedy"]
-    sampled = kind == "stray-law"
+    count = f"{violation['count']} of {of} {'' if kind in ENDS else 'greedy '}requests"
     return Section(
         violation["fingerprint"],
         "greedy tokens differ from the plain server's" if kind == "unattributed" else KINDS[kind].meaning,
-        f"{of} sampled requests"
-        if sampled
-        else f"{violation['count']} of {of} {'' if kind in ENDS else 'greedy '}requests",
+        f"{of} sampled requests" if kind == "stray-law" else count,
         title,
         rows,
         cause["certainty"],
@@ -396,9 +403,7 @@ def _commands(violation: Mapping[str, Any], out: str) -> list[str]:
     if told and max(map(len, told)) <= LONG_CURL:
         return told
     if told:
-        return [
-            f"rerun with --out DIR for {'a script' if script else 'the curl commands'}; --json has the curl commands"
-        ]
+        return ["rerun with --out DIR for a script" if script else "rerun with --json for the curl commands"]
     return []
 
 
@@ -406,7 +411,7 @@ def _commands(violation: Mapping[str, Any], out: str) -> list[str]:
 
 
 def text_of(report: Mapping[str, Any], out: str = "") -> str:
-    """Return the report for a terminal: the leading violation and the verdict come last, so that they stay on screen."""
+    """Return the report for a terminal: the leading violation and the verdict come last, and stay on the screen."""
     width = min(columns(), WIDEST)
     parts = [_as_text(section, width) for section in sections(report, out)][::-1]
     said = [line for label, text in summary(report) for line in _labelled(label, text, width)]
@@ -457,12 +462,12 @@ def summary(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{asked}{split}, {report['tokens']:,} tokens; the plain server answered each of them twice.{doubled}",
         ),
     ]
-    if report["greedy"]:
+    if report["greedy"] and not report["violations"]:
         lines.append(
             (
                 "Wrong",
                 f"is a greedy token that the plain server scores more than {report['threshold']:.3g} nats below its "
-                "own choice: twice what rounding does to its own rows",
+                f"own choice: {_LIMIT}",
             )
         )
     if not report["violations"]:
@@ -518,7 +523,7 @@ def _corrections(report: Mapping[str, Any]) -> str:
 def verdict_of(report: Mapping[str, Any]) -> str:
     """Return what a verdict means, and for an inconclusive one what would decide."""
     if report["verdict"] == "violation":
-        return "the output is not the plain server's, beyond rounding"
+        return "the speculative server's output differs from the plain server's by more than rounding"
     if report["verdict"] == "equivalent":
         return "no difference beyond rounding; a fault in one token of 40 would have been seen"
     if report["evidence"]["log10"] > math.log10(DOUBTS):

@@ -72,9 +72,8 @@ class Server:
         key = os.environ.get(KEY)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=512, max_keepalive_connections=128)
-        self._client: httpx.Client = httpx.Client(
-            headers=headers, timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S), limits=limits
-        )
+        timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_S)
+        self._client: httpx.Client = httpx.Client(headers=headers, timeout=timeout, limits=limits)
         self._httpx, self._lock = httpx, threading.Lock()
         self.calls = self.retried = 0
         self.answers: Counter[int | str] = Counter()
@@ -165,8 +164,8 @@ class Server:
             except ServerError as error:
                 said.append(f"{name}: {error}")
         raise ServerError(
-            f"--{self.role} {self.url}: expected a server that scores given tokens (prompt_logprobs, echo with logprobs, "
-            f"or logprobs of new tokens); {PROTOCOL}. Tried {one_line('; '.join(said), 400)}"
+            f"--{self.role} {self.url}: expected a server that scores given tokens (prompt_logprobs, echo with "
+            f"logprobs, or logprobs of new tokens); {PROTOCOL}. Tried {one_line('; '.join(said), 400)}"
         )
 
     def tokenized(self, text: str) -> tuple[int, ...] | None:
@@ -224,9 +223,8 @@ class Server:
             except self._httpx.HTTPError as error:
                 failed = error
                 if isinstance(error, self._httpx.ConnectError | self._httpx.ConnectTimeout) and not self.model:
-                    raise ServerError(
-                        f"--{self.role} {url}: no server answers ({self._reason(error)}); start it or check host and port"
-                    ) from None
+                    why = f"no server answers ({self._reason(error)})"
+                    raise ServerError(f"--{self.role} {url}: {why}; start it or check host and port") from None
             except (ValueError, self._httpx.InvalidURL) as error:
                 raise ServerError(f"--{self.role} {url}: {one_line(str(error), 200)}") from None
             with self._lock:
@@ -299,10 +297,8 @@ def _message(said: bytes) -> str:
         told: Any = json.loads(text)
     except (ValueError, RecursionError):
         told = text
-    while isinstance(told, dict) and (
-        key := next((key for key in ("error", "message", "detail") if told.get(key)), "")
-    ):
-        told = told[key]
+    while isinstance(told, dict):
+        told = next((told[key] for key in ("error", "message", "detail") if told.get(key)), None)
     shown = one_line(told if isinstance(told, str) else text, 300)
     return f": {shown}" if shown else ""
 
