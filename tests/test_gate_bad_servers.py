@@ -277,7 +277,7 @@ def test_a_gate_with_more_requests_goes_on_from_one_with_too_few(
     with serving(toy) as one, serving(Toy()) as other:
         words = ["gate", "--speculative", one, "--plain", other, *SMALL, "--out", str(tmp_path)]
         assert main(words) == 2
-        assert f"goes on from {tmp_path}/answers.ndjson" in capsys.readouterr().err
+        assert f"continues from {tmp_path}/answers.ndjson" in capsys.readouterr().err
         asked = toy.calls
         assert main([*words, *LONGER]) == 0
         out, said = capsys.readouterr()

@@ -26,7 +26,7 @@ from eqcheck.truth.evidence import CROSSES
 
 CAUSE, LIKELY, UNKNOWN = "Cause", "Likely cause", "Cause unknown"
 BEFORE, AFTER = 4, 2  # tokens of a row that are shown on each side of the first wrong one
-LABEL = 14  # characters before the text of a labelled line
+LABEL = 11  # characters before the text of a labelled line
 WIDEST = 110  # characters of a line; longer ones are not read
 DECIDES = f"10^{math.log10(CROSSES):.0f}"
 LONG_CURL = 420  # characters: a longer command fills the screen, and is left to the JSON
@@ -109,8 +109,8 @@ def _end(gate: Gate, why: EditCause, rows: Sequence[Row]) -> tuple[str, str]:
         "premature-stop": "The server says finish_reason 'length', with fewer tokens than max_tokens.",
     }[why.kind]
     return said, (
-        f"{len(rows)} of {len(gate.rows)} requests end like this; none on the plain server does. Request "
-        f"{first.request} has max_tokens {limit} and returned {tokens}."
+        f"{len(rows)} of {len(gate.rows)} requests end like this, and none does on the plain server; two decide. "
+        f"Request {first.request} has max_tokens {limit} and returned {tokens}."
     )
 
 
@@ -121,7 +121,8 @@ def _length(gate: Gate, why: EditCause) -> tuple[str, str]:
     said = "Rows end too early: the last token or tokens are missing." if shortest else "Rows go on after their end."
     return said, (
         f"In {many(why.of, 'request')} one of the three rows (one speculative, two plain) ends "
-        f"{'before' if shortest else 'after'} the others; in {why.given} it is the speculative server's. Request "
+        f"{'before' if shortest else 'after'} the others; in {why.given} it is the speculative server's: "
+        f"{_found(gate)}. Request "
         f"{row.request}: {many(len(row.answer.tokens), 'token')}, finish_reason {_reason(row)!r}; on the plain server "
         f"{len(plain.answer.tokens)}, {_reason(plain)!r}."
     )
@@ -146,18 +147,23 @@ def _distribution(gate: Gate) -> tuple[str, str]:
         if wrong
         else ""
     )
-    cause = f"Sampled tokens are {gate.sampled.best.expects}: this explains most of the evidence, but not for sure."
+    cause = f"Most of the evidence comes from tokens {gate.sampled.best.expects}; other causes are not excluded."
     return cause, (
-        f"Each request was sampled once on this server and twice on the plain one; the evidence that this server's row "
-        f"follows another distribution is {power(gate.sampled.log_evidence / math.log(10))}.{stand_in}{beside}"
+        "Each request was sampled once on this server and twice on the plain one, and this server's rows stand out: "
+        f"{_found(gate)}.{stand_in}{beside}"
     )
 
 
 def _wrong_tokens(gate: Gate, rows: Sequence[Row]) -> str:
     return (
-        f"{len(rows)} of {len(gate.greedy)} greedy requests have a token that the plain server scores more than "
-        f"{gate.threshold:.3g} nats below its own choice, which is {_LIMIT}."
+        f"{len(rows)} of {len(gate.greedy)} greedy requests have a token more than {gate.threshold:.3g} nats below the "
+        f"plain server's choice, {_LIMIT}: {_found(gate)}."
     )
+
+
+def _found(gate: Gate) -> str:
+    found = power(gate.log_evidence / math.log(10))
+    return f"evidence {found} ({DECIDES} decides; a correct server reaches it once in a million gates)"
 
 
 _LIMIT = "twice what rounding does to its own rows"
@@ -169,9 +175,8 @@ def _second(gate: Gate) -> str:
     if not seconds.all_second:
         return ""
     return (
-        f"All {seconds.wrong} wrong tokens are the plain server's second choice, at most {seconds.farthest:.2g} nats "
-        "below the first; if wrong tokens were random among its top five, the chance of that would be "
-        f"{odds(seconds.log10_chance)}."
+        f"All {seconds.wrong} wrong tokens are the plain server's second choice; if they were random among its top "
+        f"five, the chance of that would be {odds(seconds.log10_chance)}."
     )
 
 
@@ -190,9 +195,9 @@ def _cause(gate: Gate, why: EditCause) -> str:
     if why.edit == LOSSY:
         farthest = second_choices(gate.greedy, gate.threshold).farthest
         return (
-            "Lossy (threshold) acceptance: drafts are accepted although the target prefers another token, if it is "
-            f"close enough. No second choice more than {farthest:.2g} nats below the first was ever returned; the "
-            f"chance of such a limit by accident is {odds(log10(why.chance))}."
+            "Drafts are accepted although the target prefers another token (lossy or threshold acceptance): those at "
+            f"most {farthest:.2f} nats below its choice, and none beyond. The chance that wrong tokens keep such a limit "
+            f"by accident is {odds(log10(why.chance))}."
         )
     if why.component == "unattributed":
         known = "" if gate.draft is not None else " With --draft URL the search knows the real draft tokens."
@@ -347,7 +352,7 @@ def sections(report: Mapping[str, Any], out: str = "") -> list[Section]:
 def _section(violation: Mapping[str, Any], report: Mapping[str, Any], out: str) -> Section:
     kind, cause = violation["kind"], violation["cause"]
     title, rows = _shown(violation)
-    labelled = [("Evidence", f"{cause['evidence']} {_evidence(report)}")]
+    labelled = [("Evidence", cause["evidence"])]
     if line := condition_line(violation["conditions"]):
         labelled.append(line)
     of = report["sampled"] if kind == "stray-law" else report["requests"] if kind in ENDS else report["greedy"]
@@ -385,13 +390,6 @@ def _shown(violation: Mapping[str, Any]) -> tuple[str, list[str]]:
     if told["gap"]:
         lines[-1] += f", {told['gap']:.3g} nats below the plain server's choice"
     return title, [f"{'prompt':10}{' '.join(shown)}{size}", *lines]
-
-
-def _evidence(report: Mapping[str, Any]) -> str:
-    found = report["evidence"]["log10"]
-    if found < math.log10(report["evidence"]["decides"]):
-        return "Two such rows decide, whatever the statistics say."
-    return f"Evidence {power(found)}; {DECIDES} decides, and a correct server reaches it once in a million gates."
 
 
 def _commands(violation: Mapping[str, Any], out: str) -> list[str]:
@@ -448,7 +446,7 @@ def _labelled(label: str, text: str, width: int) -> list[str]:
 def summary(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return labelled lines: what was compared, and how."""
     kinds = [f"{report[kind]} {kind}" for kind in ("greedy", "sampled") if report[kind]]
-    asked = f"{report['requests']} requests" if len(kinds) > 1 else f"{kinds[0] if kinds else 0} requests"
+    asked = str(report["requests"]) if len(kinds) > 1 else "".join(kinds)
     split = f" ({', '.join(kinds)})" if len(kinds) > 1 else ""
     doubled = (
         f" Twice as many as requested, because the evidence was above {DOUBTS:.0f}."
@@ -456,10 +454,10 @@ def summary(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         else ""
     )
     lines = [
-        ("Compared", f"{report['speculative']['url']} (speculative) with {report['plain']['url']} (plain)"),
+        ("Compared", f"{report['speculative']['url']} with plain {report['plain']['url']}"),
         (
             "Requests",
-            f"{asked}{split}, {report['tokens']:,} tokens; the plain server answered each of them twice.{doubled}",
+            f"{asked}{split}, {report['tokens']:,} tokens; each also sent twice to the plain server.{doubled}",
         ),
     ]
     if report["greedy"] and not report["violations"]:
@@ -523,7 +521,7 @@ def _corrections(report: Mapping[str, Any]) -> str:
 def verdict_of(report: Mapping[str, Any]) -> str:
     """Return what a verdict means, and for an inconclusive one what would decide."""
     if report["verdict"] == "violation":
-        return "the speculative server's output differs from the plain server's by more than rounding"
+        return "output differs from the plain server's by more than rounding"
     if report["verdict"] == "equivalent":
         return "no difference beyond rounding; a fault in one token of 40 would have been seen"
     if report["evidence"]["log10"] > math.log10(DOUBTS):
