@@ -167,4 +167,4 @@ def test_a_draft_that_does_not_answer_is_one_line(capsys: pytest.CaptureFixture[
     with servers(Speculating()) as both:
         assert "http://127.0.0.1:9/v1" in refused(capsys, *both, "--draft", "http://127.0.0.1:9/v1")
         assert "--draft: expected a URL" in refused(capsys, *both, "--draft", "folder")
-        assert "several servers" in refused(capsys, *both, "--draft", both[-1] + "/")
+        assert "expected different servers" in refused(capsys, *both, "--draft", both[-1] + "/")

@@ -196,8 +196,8 @@ def _cause(gate: Gate, why: EditCause) -> str:
         farthest = second_choices(gate.greedy, gate.threshold).farthest
         return (
             "Drafts are accepted although the target prefers another token (lossy or threshold acceptance): those at "
-            f"most {farthest:.2f} nats below its choice, and none beyond. The chance that wrong tokens keep such a limit "
-            f"by accident is {odds(log10(why.chance))}."
+            f"most {farthest:.2f} nats below its choice, and none beyond. The chance that wrong tokens keep such a "
+            f"limit by accident is {odds(log10(why.chance))}."
         )
     if why.component == "unattributed":
         known = "" if gate.draft is not None else " With --draft URL the search knows the real draft tokens."
