@@ -1,4 +1,4 @@
-"""Checks before a gate: prompts that fit, servers of one model, a plain server that does not speculate."""
+"""Check before a gate that prompts fit, that servers serve one model, and that the plain one does not speculate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DRAFTS = ("num_draft_tokens", "verify_calls")
 def fitted(
     prompts: Sequence[Prompt], servers: Sequence[Server], max_tokens: int, at_once: int
 ) -> tuple[list[Prompt], list[str]]:
-    """The prompts that all servers can hold, as ids where the first, the plain one, tells them, and their kinds."""
+    """Return the prompts that fit into all servers, as ids where the first, the plain one, can tokenize, and their kinds."""
 
     def ids(prompt: Prompt) -> Prompt:
         return servers[0].tokenized(prompt) or prompt if isinstance(prompt, str) else prompt

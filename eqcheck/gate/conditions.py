@@ -1,4 +1,4 @@
-"""Where wrong rows are: for each condition and value, how many rows are wrong, of how many; and which tells most."""
+"""Count wrong rows for each condition and value, and find the condition that tells most."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _begun(gate: Gate, row: Row) -> bool:
 
 
 def conditions_of(gate: Gate, rows: Sequence[Row]) -> dict[str, dict[str, list[int]]]:
-    """For each condition that has several values, and each value: how many of the rows are wrong, of how many.
+    """Count for each condition with several values, and each value, how many of the rows are wrong, of how many.
 
     Under `SINCE` first wrong tokens are counted, of all tokens up to them.
     """
@@ -58,7 +58,7 @@ def conditions_of(gate: Gate, rows: Sequence[Row]) -> dict[str, dict[str, list[i
 
 
 def _since_rejection(gate: Gate, wrong: Collection[int]) -> dict[str, list[int]]:
-    """Greedy rows whose draft is known: a token that is not the draft's choice takes the place of a rejected draft."""
+    """Count by the distance to the last rejected draft: a token that is not the draft's choice replaces a rejected one."""
     counts: dict[str, list[int]] = {}
     for row in gate.rows:
         first, since = row.beyond(gate.threshold) if id(row) in wrong else None, 0

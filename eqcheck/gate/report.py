@@ -70,7 +70,7 @@ def built(gate: Gate, redact: bool = False) -> dict[str, Any]:
 
 
 def _noise(gate: Gate) -> dict[str, Any]:
-    """The noise, as measured."""
+    """Return the noise as measured."""
     return {
         "greatest_gap_of_control": max((row.gap for row in gate.control), default=0.0),
         "greatest_change_of_a_score": gate.noise,
@@ -108,7 +108,7 @@ def _violations(gate: Gate, redact: bool) -> list[dict[str, Any]]:
 
 
 def _only_beside(gate: Gate, rows: Sequence[Row]) -> bool:
-    """Whether greedy rows are wrong beside sampled rows alone: asked again without these, they are right."""
+    """Return whether greedy rows are wrong only together with sampled rows: sent again without these, they are right."""
     again = gate.speculative.each(gate.speculative.complete, [row.asked for row in rows[:12]], rows[0].concurrency)
     gaps = [
         max((place.gap for place in gate.plain.scored(answer.prompt, answer.tokens)), default=0.0) for answer in again
@@ -207,7 +207,7 @@ def _alone(gate: Gate, wanted: Wanted) -> list[int]:
 
 
 def checks_of(report: Mapping[str, Any]) -> list[Check]:
-    """The gate as checks for a CI server: its verdict, and each violation."""
+    """Return the gate as checks for a CI server: its verdict, and each violation."""
     status: dict[str, Status] = {"violation": "failed", "inconclusive": "inconclusive"}
     verdict, said = report["verdict"], printable(text_of(report))
     checks = [Check("verdict", status.get(verdict, "passed"), f"{verdict}, {report['tokens']} tokens", said)]

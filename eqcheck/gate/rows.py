@@ -28,7 +28,7 @@ class Wanted:
     stops: tuple[int, ...] = ()
 
     def body(self, model: str) -> dict[str, Any]:
-        """The request as OpenAI's completions have it, with the options of vLLM that return ids."""
+        """Return the request in the form of OpenAI's completions, with the options of vLLM that return ids."""
         prompt = self.prompt if isinstance(self.prompt, str) else list(self.prompt)
         body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": self.max_tokens}
         body |= {"temperature": self.temperature, "logprobs": LIKELIEST, "return_token_ids": True}
@@ -39,7 +39,7 @@ class Wanted:
         return body | ({"stop_token_ids": list(self.stops)} if self.stops else {})
 
     def native(self) -> dict[str, Any]:
-        """The request as SGLang's own ``/generate`` has it; its prompt is ids."""
+        """Return the request in the form of SGLang's own ``/generate``; its prompt is ids."""
         options: dict[str, Any] = {"max_new_tokens": self.max_tokens, "temperature": self.temperature}
         options |= WITHOUT_CUTS if self.temperature else {}
         options |= {"sampling_seed": self.seed} if self.seed is not None else {}
@@ -80,26 +80,26 @@ class Row:
 
     @property
     def gap(self) -> float:
-        """The greatest gap of its tokens."""
+        """Return the largest gap of its tokens."""
         return max((place.gap for place in self.places), default=0.0)
 
     @property
     def told(self) -> bool:
-        """Whether the servers told its tokens, and how they are seen."""
+        """Return whether the servers gave its token ids and all scores."""
         seen = len(self.answer.tokens), len(self.places), len(self.by_draft)
         return not self.answer.untold and len({*seen[: 3 if self.asked.temperature else 2]}) == 1
 
     @property
     def furthest(self) -> int:
-        """The token with the greatest gap."""
+        """Return the index of the token with the largest gap."""
         return max(range(len(self.places)), key=lambda at: self.places[at].gap, default=0)
 
     def beyond(self, threshold: float) -> int | None:
-        """The first token whose gap exceeds."""
+        """Return the index of the first token whose gap exceeds the threshold."""
         return next((at for at, place in enumerate(self.places) if place.gap > threshold), None)
 
     def wrong_end(self, ends: Sequence[int]) -> str:
-        """The kind of a wrong end, empty for a right one. ``ends`` are ids behind which rows end."""
+        """Return the kind of a wrong end, empty for a right one. ``ends`` are ids that end a row."""
         tokens, limit = self.answer.tokens, self.asked.max_tokens
         if any(token in (*self.asked.stops, *ends) for token in tokens[:-1]):
             return "past-eos"
@@ -125,7 +125,7 @@ class SecondChoices(NamedTuple):
 
     @property
     def all_second(self) -> bool:
-        """Whether there are enough wrong tokens to say so, and all are second choices."""
+        """Return whether all wrong tokens are second choices, and are enough to say so."""
         return self.second == self.wrong >= LEAST_SECOND
 
 
@@ -165,10 +165,10 @@ class Speed(NamedTuple):
     seconds: float = 0.0
 
     def plus(self, rows: Sequence[Row], seconds: float) -> Speed:
-        """With these rows."""
+        """Return the speed with these rows added."""
         return Speed(self.tokens + sum(len(row.answer.tokens) for row in rows), self.seconds + seconds)
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Return tokens per second."""
         return self.tokens / self.seconds if self.seconds else 0.0

@@ -115,7 +115,7 @@ def _end(gate: Gate, why: EditCause, rows: Sequence[Row]) -> tuple[str, str]:
 
 
 def _length(gate: Gate, why: EditCause) -> tuple[str, str]:
-    """Rows that end elsewhere than the plain server's, though nothing else about their end is wrong."""
+    """Return cause and evidence of rows that end elsewhere than the plain server's."""
     row, plain = gate.lengths.won[why.edit][0]
     shortest = why.edit == SHORTEST
     said = "Rows end too early: the last token or tokens are missing." if shortest else "Rows go on after their end."
@@ -133,7 +133,7 @@ def _reason(row: Row) -> str:
 
 
 def _distribution(gate: Gate) -> tuple[str, str]:
-    """Sampled rows: what the bet that earns most is on, and the greedy rows beside them that are wrong, too."""
+    """Return what the bet that earns most on sampled rows is on, and how many greedy rows among them are wrong, too."""
     stand_in = (
         ""
         if gate.draft is not None
@@ -181,7 +181,7 @@ def _second(gate: Gate) -> str:
 
 
 def _cause(gate: Gate, why: EditCause) -> str:
-    """The cause of wrong greedy tokens in a sentence or two."""
+    """Return the cause of wrong greedy tokens in a sentence or two."""
     if why.edit == AGAIN:
         return (
             f"Sent again alone {TIMES} times, {why.given} of {why.of} of these requests do not return the same wrong "
@@ -371,7 +371,7 @@ def _section(violation: Mapping[str, Any], report: Mapping[str, Any], out: str) 
 
 
 def _shown(violation: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """The title and the lines of the request that shows the violation."""
+    """Return the title and the lines of the request that shows the violation."""
     told, smallest = violation.get("compared"), violation.get("smallest")
     if told is None:
         return "", []
@@ -393,7 +393,7 @@ def _shown(violation: Mapping[str, Any]) -> tuple[str, list[str]]:
 
 
 def _commands(violation: Mapping[str, Any], out: str) -> list[str]:
-    """What shows the violation again: the script if it was written, else a curl command for each server."""
+    """Return what shows the violation again: the script if it was written, else a curl command for each server."""
     script = violation.get("smallest", violation).get("script")
     if script and out:
         return [f"python {out}/{violation['kind']}.py"]
@@ -488,7 +488,7 @@ def _speed(report: Mapping[str, Any]) -> str:
 
 
 def _notes(report: Mapping[str, Any]) -> list[str]:
-    """What a reader has to know beside the verdict; nothing where all is normal."""
+    """Return what a reader has to know besides the verdict; nothing where all is normal."""
     noise, notes = report["noise"], []
     if noise["cache_broken"]:
         notes.append(
@@ -512,7 +512,7 @@ def _notes(report: Mapping[str, Any]) -> list[str]:
 
 
 def _corrections(report: Mapping[str, Any]) -> str:
-    """Whether corrections from the wrong distribution would have been seen, too."""
+    """Say whether corrections from the wrong distribution would have been seen, too."""
     if "corrections" in report["visible_laws"]:
         return ", and so would corrections drawn from the target's distribution"
     return "; corrections drawn from the target's distribution may need more requests, or --draft URL"

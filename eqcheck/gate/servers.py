@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's completions, asked for tokens and, as a referee, for the scores of tokens.
+"""Talk to a server of OpenAI's completions: it returns tokens and, as a referee, scores of tokens.
 
 Everything that it answers is taken for untrusted: a wrong type is one line, `ServerError`.
 """
@@ -97,12 +97,12 @@ class Server:
         self.stored: StoredAnswers | None = None
 
     def each(self, function: Callable[[A], B], items: Sequence[A], at_once: int) -> list[B]:
-        """The function of all items, so many at once, in the order of the items."""
+        """Return the function's value for each item, in order, so many at once."""
         with ThreadPoolExecutor(max(1, min(at_once, len(items)))) as pool:
             return list(pool.map(function, items))
 
     def complete(self, asked: Wanted) -> Completed:
-        """The row's new tokens. Raises `ServerError` where the server returns text without ids."""
+        """Return the row's new tokens. Raises `ServerError` where the server returns text without ids."""
         choice = self._generated(asked.native()) if self.native else self._choice(asked.body(self.model))
         if not self.native and tokens_of(choice)[0] is None and not isinstance(asked.prompt, str):
             with suppress(ServerError):  # if it is no SGLang
@@ -124,7 +124,7 @@ class Server:
         return Completed(tokens, reason if isinstance(reason, str) else None, prompt, scores)
 
     def scored(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
-        """How the server, as a referee, sees each of these tokens behind the prompt and the tokens before it."""
+        """Score each of these tokens after the prompt and the tokens before it, as a referee."""
         if not tokens:
             return []
         if not self._scoring:
@@ -145,14 +145,14 @@ class Server:
         return [place for its, part in pairs for place in _by_generate(self, (*prompt, *its), part)]
 
     def call(self, asked: Wanted) -> tuple[str, dict[str, Any]]:
-        """The address and the body with which a row is asked for."""
+        """Return the address and the body of a request."""
         if self.native:
             return self._address("/generate", True), asked.native()
         return self._address("/completions", False), asked.body(self.model)
 
     @property
     def scoring(self) -> str:
-        """The way in which it scores: ``prompt_logprobs``, ``echo``, ``generate``, or ``step``, a token at a time."""
+        """Return the way in which it scores: ``prompt_logprobs``, ``echo``, ``generate``, or ``step``, a token at a time."""
         return self._scoring
 
     def _way(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
@@ -169,7 +169,7 @@ class Server:
         )
 
     def tokenized(self, text: str) -> tuple[int, ...] | None:
-        """The ids of a text, where the server tells them."""
+        """Return the ids of a text, or None if the server cannot tokenize."""
         try:
             answer = self._call("POST", "/tokenize", {"model": self.model, "prompt": text, "content": text}, root=True)
         except ServerError:
@@ -177,7 +177,7 @@ class Server:
         return as_ids(answer.get("tokens")) if isinstance(answer, dict) else None
 
     def metrics(self) -> Counter[str]:
-        """The server's counts of drafts, draft tokens and accepted ones (of each position), as far as it tells them."""
+        """Return the server's counts of drafts, draft tokens and accepted ones (of each position), as far as it has them."""
         try:
             text = str(self._call("GET", "/metrics", root=True))
         except ServerError:
@@ -311,7 +311,7 @@ def _first_choice(answer: Any, place: str) -> dict[str, Any]:
 
 
 def _by_prompt(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
-    """All places from one call, as vLLM scores prompts."""
+    """Score all tokens in one call, as vLLM scores prompts."""
     place = f"{server.url}/completions (prompt_logprobs)"
     body = Wanted((*prompt, *tokens), 1).body(server.model) | {"prompt_logprobs": server.likeliest}
     told = server._choice(body).get("prompt_logprobs")
@@ -325,7 +325,7 @@ def _by_prompt(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> 
 
 
 def _by_echo(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
-    """All places from one call, as OpenAI's completions echo a prompt."""
+    """Score all tokens in one call, as OpenAI's completions echo a prompt."""
     place = f"{server.url}/completions (echo)"
     body = Wanted((*prompt, *tokens), 1).body(server.model) | {"echo": True, "logprobs": server.likeliest}
     told = server._choice(body).get("logprobs")
@@ -341,7 +341,7 @@ def _by_echo(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> li
 
 
 def _by_generate(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
-    """All places from one call of SGLang's ``/generate``. It tells nothing of the first place that is asked for."""
+    """Score all tokens in one call of SGLang's ``/generate``, which leaves out the first place of the range."""
     place = f"{server.url} (/generate)"
     body = Wanted((*prompt, *tokens), 1).native()
     told = server._generated(body | {"logprob_start_len": len(prompt) - 1, "top_logprobs_num": server.likeliest})
@@ -352,7 +352,7 @@ def _by_generate(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -
 
 
 def _by_step(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
-    """A call for each place, behind the true beginning; a prefix cache makes it cheap.
+    """Score with a call for each token, after the true beginning; a prefix cache makes it cheap.
 
     A token that is not among the likeliest is taken to lie as deep as the last of them: its gap is at least so much.
     """
