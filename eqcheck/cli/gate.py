@@ -82,7 +82,7 @@ def add(commands: Commands) -> None:
         default=0.0,
         help="sample three of four requests at this temperature, 0 to 2 (default 0: all greedy)",
     )
-    gate.add_argument("--seed", metavar="N", type=int, default=0, help="seed of prompts, limits and sampling (default 0)")
+    gate.add_argument("--seed", metavar="N", type=int, default=0, help="seed of prompts, limits and sampling")
     gate.add_argument(
         "--budget", metavar="TIME", type=seconds, help="start no more requests after this time, such as 60s or 10m"
     )

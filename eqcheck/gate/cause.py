@@ -140,7 +140,7 @@ def _single(gate: Gate, rows: Sequence[Row]) -> EditCause | None:
 
 
 def _follows_draft(gate: Gate) -> tuple[int, int]:
-    """Count the places where draft and plain server differ beyond the noise, and those where the row follows the draft."""
+    """Count places where draft and plain server differ beyond the noise, and those where the row follows the draft."""
     pairs = [
         pair
         for row in gate.rows
@@ -207,7 +207,7 @@ def _with_rejected(row: Row, at: int) -> Iterator[int]:
 
 
 def _leading(hits: Mapping[str, int], of: int, tried: int) -> EditCause:
-    """Return the edit that gives most wrong tokens, if that is beyond chance: the other edits give the rate of chance."""
+    """Return the edit that gives most wrong tokens, if that is beyond chance; other edits give the rate of chance."""
     if not hits:
         return UNATTRIBUTED
     best = max(hits, key=lambda name: hits[name])

@@ -23,7 +23,7 @@ DRAFTS = ("num_draft_tokens", "verify_calls")
 def fitted(
     prompts: Sequence[Prompt], servers: Sequence[Server], max_tokens: int, at_once: int
 ) -> tuple[list[Prompt], list[str]]:
-    """Return the prompts that fit into all servers, as ids where the first, the plain one, can tokenize, and their kinds."""
+    """Return the prompts that fit into all servers, as ids where the first, the plain one, tokenizes; and their kinds."""
 
     def ids(prompt: Prompt) -> Prompt:
         return servers[0].tokenized(prompt) or prompt if isinstance(prompt, str) else prompt

@@ -58,7 +58,7 @@ def conditions_of(gate: Gate, rows: Sequence[Row]) -> dict[str, dict[str, list[i
 
 
 def _since_rejection(gate: Gate, wrong: Collection[int]) -> dict[str, list[int]]:
-    """Count by the distance to the last rejected draft: a token that is not the draft's choice replaces a rejected one."""
+    """Count by distance to the last rejected draft: a token that is not the draft's choice replaces a rejected one."""
     counts: dict[str, list[int]] = {}
     for row in gate.rows:
         first, since = row.beyond(gate.threshold) if id(row) in wrong else None, 0

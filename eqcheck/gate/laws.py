@@ -52,7 +52,7 @@ class SampledRows:
 
     @property
     def log_evidence(self) -> float:
-        """Return the evidence as a logarithm: half of the stake is on all rows, the rest on rows of one concurrency each."""
+        """Return the evidence as a logarithm: half of the stake is on all rows, the rest on rows of each concurrency."""
         if not self._logs:
             return 0.0
         each = {name: float(np.logaddexp.reduce(logs)) - math.log(len(logs)) for name, logs in self._logs.items()}
