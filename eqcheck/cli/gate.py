@@ -94,7 +94,7 @@ def add(commands: Commands) -> None:
         "an interrupted gate",
     )
     gate.add_argument("--baseline", metavar="FILE", type=Path, help="compare with the gate.json of an earlier gate")
-    gate.add_argument("--redact", action="store_true", help="leave prompts and outputs out of the report")
+    gate.add_argument("--redact", action="store_true", help="leave prompts out of the report")
     gate.add_argument("--junit", metavar="FILE", type=Path, help="write the verdict as JUnit XML")
     gate.add_argument("--json", action="store_true", help="print the report as JSON")
     gate.set_defaults(run=run)

@@ -23,7 +23,7 @@ DRAFTS = ("num_draft_tokens", "verify_calls")
 def fitted(
     prompts: Sequence[Prompt], servers: Sequence[Server], max_tokens: int, at_once: int
 ) -> tuple[list[Prompt], list[str]]:
-    """Return the prompts that fit into all servers, as ids where the first, the plain one, tokenizes; and their kinds."""
+    """Return the prompts that fit into all servers, as ids where the plain one tokenizes, and their kinds."""
 
     def ids(prompt: Prompt) -> Prompt:
         return servers[0].tokenized(prompt) or prompt if isinstance(prompt, str) else prompt
@@ -35,8 +35,8 @@ def fitted(
     kept = list(itertools.compress(told, fits))
     if not kept:
         raise UsageError(
-            f"prompts: none of {len(told)} fits into the context of {most} with {limit} tokens behind it; lower "
-            "--max-tokens"
+            f"none of {len(told)} prompts fits into the context of {most} tokens with {limit} new ones; lower "
+            "--max-tokens or give shorter prompts"
         )
     return kept, [getattr(prompt, "kind", "") for prompt in itertools.compress(prompts, fits)]
 

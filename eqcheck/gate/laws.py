@@ -52,7 +52,7 @@ class SampledRows:
 
     @property
     def log_evidence(self) -> float:
-        """Return the evidence as a logarithm: half of the stake is on all rows, the rest on rows of each concurrency."""
+        """Return the evidence as a logarithm: half of the stake is on all rows, half on each concurrency."""
         if not self._logs:
             return 0.0
         each = {name: float(np.logaddexp.reduce(logs)) - math.log(len(logs)) for name, logs in self._logs.items()}
@@ -132,7 +132,7 @@ _WRONG = {"temperature": _warmer, "corrections": _corrected}
 
 
 def weaker(server: Server, answer: Completed) -> tuple[Scored, ...]:
-    """Score a row's tokens with a short context, the prompt's first token and a few before each: a stand-in for a draft."""
+    """Score a row's tokens with a short context, a few tokens before each: a stand-in for a draft."""
     prompt, tokens = answer.prompt, answer.tokens
     whole, seen = (*prompt, *tokens), list[Any]()
     for start in range(0, len(tokens), BLOCK):
@@ -163,7 +163,7 @@ def law_of(place: Scored, temperature: float, count: int) -> tuple[list[int], li
 
 
 def evidence_of(row: Row) -> Any:
-    """Return a row as evidence: a cell for each likely token of a place, the likeliest first, and the last for the rest."""
+    """Return a row as evidence: a cell for each likely token of a place, and the last for the rest."""
     from eqcheck.gate.rows import LIKELIEST_SAMPLED
     from eqcheck.sampling.row import SampledRow
 

@@ -125,7 +125,7 @@ def _code(rng: random.Random) -> str:
 
 
 def _shared(rng: random.Random) -> str:
-    """Draw a beginning that many prompts share, cut at some place, so that prefix caches are hit in and between blocks."""
+    """Draw a beginning that many prompts share, so that prefix caches are hit in and between blocks."""
     text = "The following list holds the names of all rooms, each with the number of its door.\n" * 4
     return text[: rng.randint(20, len(text))] + f"{rng.choice(_WORDS)} {rng.randint(1, 99)}, "
 

@@ -12,7 +12,7 @@ from typing import Any
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line, printable
 from eqcheck.gate.answers import ServerError, acceptance, acceptance_of_positions
-from eqcheck.gate.cause import EditCause, cause
+from eqcheck.gate.cause import UNATTRIBUTED, EditCause, cause
 from eqcheck.gate.conditions import conditions_of
 from eqcheck.gate.lengths import LENGTHS
 from eqcheck.gate.reproduction import TRIES, Requests, SmallestSearch, curls, sampled_script, script
@@ -99,7 +99,7 @@ def _violations(gate: Gate, redact: bool) -> list[dict[str, Any]]:
             (row for row in gate.greedy if row.beyond(gate.threshold) is not None), key=lambda row: row.request
         )
         only_beside = any(row.beside for row in rows) and _only_beside(gate, rows)
-        why = EditCause("sampling", "greedy-drawn") if only_beside else cause(gate, rows)
+        why = EditCause("sampling", "greedy-drawn") if only_beside else _searched(gate, rows)
         made.append(_violation(gate, why, rows, redact))
     if gate.sampled.log_evidence >= math.log(CROSSES):
         why = EditCause("sampling", "stray-law", gate.sampled.best.name)
@@ -107,8 +107,16 @@ def _violations(gate: Gate, redact: bool) -> list[dict[str, Any]]:
     return made
 
 
+def _searched(gate: Gate, rows: Sequence[Row]) -> EditCause:
+    """Search the cause; the verdict stands without it if a server stops answering."""
+    try:
+        return cause(gate, rows)
+    except ServerError:
+        return UNATTRIBUTED
+
+
 def _only_beside(gate: Gate, rows: Sequence[Row]) -> bool:
-    """Return whether greedy rows are wrong only together with sampled rows: sent again without these, they are right."""
+    """Return whether greedy rows are wrong only together with sampled rows, and right without them."""
     again = gate.speculative.each(gate.speculative.complete, [row.asked for row in rows[:12]], rows[0].concurrency)
     gaps = [
         max((place.gap for place in gate.plain.scored(answer.prompt, answer.tokens)), default=0.0) for answer in again
@@ -180,30 +188,25 @@ def _shown(gate: Gate, why: EditCause, rows: Sequence[Row], at: int) -> dict[str
     }
 
 
-def _compared(gate: Gate, why: EditCause, row: Row, at: int) -> dict[str, Any]:
-    """Return the row beside what the plain server returns for it, and the first token that differs.
+def _compared(gate: Gate, why: EditCause, row: Row, at: int) -> dict[str, Any] | None:
+    """Return the row, what the plain server returns for it, and the first token that differs; None if it is down now.
 
     For a wrong token the plain server continues the row's own tokens before it: rounding may lead it elsewhere sooner.
     """
     prompt, got = row.answer.prompt, list(row.answer.tokens)
     wanted = replace(row.asked, prompt=prompt, seed=None)
     ends = why.kind in ENDS
-    expected = _alone(gate, wanted)
-    if not ends and expected[:at] != got[:at]:
-        rest = Wanted((*prompt, *got[:at]), max(1, wanted.max_tokens - at), stops=wanted.stops)
-        expected = [*got[:at], *_alone(gate, rest)]
+    try:
+        expected = list(gate.plain.complete(wanted).tokens)
+        if not ends and expected[:at] != got[:at]:
+            rest = Wanted((*prompt, *got[:at]), max(1, wanted.max_tokens - at), stops=wanted.stops)
+            expected = [*got[:at], *gate.plain.complete(rest).tokens]
+    except ServerError:
+        return None
     differing = (place for place, pair in enumerate(zip(expected, got, strict=False)) if pair[0] != pair[1])
     index = next(differing, min(len(expected), len(got))) if ends else at
     gap = 0.0 if ends or at >= len(row.places) else round(row.places[at].gap, 6)
     return {"prompt": list(prompt), "expected": expected, "got": got, "index": index, "gap": gap}
-
-
-def _alone(gate: Gate, wanted: Wanted) -> list[int]:
-    """Return the plain server's own tokens; none if it does not answer, for the verdict stands without them."""
-    try:
-        return list(gate.plain.complete(wanted).tokens)
-    except ServerError:
-        return []
 
 
 def checks_of(report: Mapping[str, Any]) -> list[Check]:

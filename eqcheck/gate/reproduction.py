@@ -41,7 +41,7 @@ class SmallestSearch:
         self.row: Row | None = None
 
     def smallest(self, wrong: Row) -> Requests | None:
-        """Return the smallest case; None if the row is right in a try, both alone and together with the rows of its time."""
+        """Return the smallest case; None if the row is right in a try, alone and with the rows that ran with it."""
         number = next(at for at, row in enumerate(self.gate.rows) if row is wrong)
         first = max(number - wrong.place, number - wrong.concurrency + 1)
         beside = self.gate.rows[first : first + wrong.concurrency]
@@ -133,7 +133,7 @@ def script(gate: Gate, case: Requests, at: int | None) -> str:
     return told if at is None else told + _BEHIND.format(at=at)
 
 
-_SCRIPT = '''"""A wrong row of a server that speculates, beside the plain server's. Written by eqcheck gate."""
+_SCRIPT = '''"""Show a wrong row of a server with speculation and the plain server's row. Written by eqcheck gate."""
 import json, os, urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -154,11 +154,11 @@ def ask(server, body):
 with ThreadPoolExecutor(len(REQUESTS)) as pool:
     tokens, reason = list(pool.map(lambda body: ask(SPECULATIVE, body), REQUESTS))[SHOWN]
 row = REQUESTS[SHOWN]
-print("speculative:", len(tokens), "of", row["max_tokens"], "tokens,", reason, tokens)
-print("plain:", *ask(PLAIN, row))
+for name, (ids, end) in (("expected", ask(PLAIN, row)), ("got", (tokens, reason))):
+    print(f"{{name:9}}", *(f"{{token:6}}" for token in ids), f"  {{len(ids)}} of {{row['max_tokens']}} tokens, {{end}}")
 '''
-_BEHIND = """behind = row | {{"prompt": row["prompt"] + tokens[:{at}], "max_tokens": 1}}
-print("token {at} is", tokens[{at}], "and the plain server's behind the same tokens", ask(PLAIN, behind)[0][0])
+_BEHIND = """after = row | {{"prompt": row["prompt"] + tokens[:{at}], "max_tokens": 1}}
+print("token {at} is", tokens[{at}], "but after the same tokens the plain server returns", ask(PLAIN, after)[0][0])
 """
 
 
@@ -170,7 +170,7 @@ def sampled_script(gate: Gate, asked: Wanted) -> str:
     return _SAMPLED_SCRIPT.format(servers=servers, body=replace(asked, seed=None).body(""), rows=ROWS)
 
 
-_SAMPLED_SCRIPT = '''"""A sampled request, drawn often on two servers; the plain one scores rows. By eqcheck gate."""
+_SAMPLED_SCRIPT = '''"""Sample a request often on two servers; the plain one scores the rows. Written by eqcheck gate."""
 import json, os, urllib.request
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,4 +1,4 @@
-"""Run a gate: rows of both servers, chunk by chunk, until the evidence decides, the requests are done, or time is over."""
+"""Run a gate: rows of both servers, chunk by chunk, until evidence, requests or time are enough."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class Gate:
 
     @property
     def log_evidence(self) -> float:
-        """Return the evidence that decides: the mean of that against greedy rows, sampled ones, and the lengths of both."""
+        """Return the evidence that decides: the mean over greedy rows, sampled ones, and the lengths of both."""
         main = [self.log_greedy, self.sampled.log_evidence] if self.settings.temperature else [self.log_greedy]
         return together([together(main), self.lengths.log_evidence], [1 - OF_LENGTHS, OF_LENGTHS])
 
@@ -181,7 +181,7 @@ class Gate:
 
     @property
     def lacking(self) -> int:
-        """Return how many more requests a fault in one token of 40, or the present doubt, would need; 0 for enough."""
+        """Return how many more requests a fault in one token of 40, or the doubt, would need; 0 for enough."""
         if self.doubtful and not self.crossed:
             return math.ceil(len(self.rows) * (math.log(CROSSES) / self.log_evidence - 1))
         greedy = self.greedy
@@ -204,7 +204,7 @@ class Gate:
 
     @property
     def cache_broken(self) -> bool:
-        """Return whether the plain server's scores change more than rounding can when it scores some tokens at a time."""
+        """Return whether scores of the plain server change more than rounding can when it scores in pieces."""
         return (self.in_pieces or 0.0) > BROKEN
 
     def _chunk(self, numbers: Sequence[int], at_once: int) -> None:
@@ -219,8 +219,8 @@ class Gate:
         self.untold += len(rows) - len(told)
         if 2 * len(told) < len(rows):
             raise ServerError(
-                f"{self.plain.url}: expected ids and scores of rows, got none of most; llama.cpp tells none within a "
-                "character; give other --prompts"
+                f"{self.plain.url}: expected ids and scores of rows, got none of most (llama.cpp leaves them out "
+                "where a row ends within a character); give other --prompts"
             )
         control = [row for _, *controls in told for row in controls if not row.asked.temperature]
         self.control += control

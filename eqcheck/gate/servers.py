@@ -152,7 +152,7 @@ class Server:
 
     @property
     def scoring(self) -> str:
-        """Return the way in which it scores: ``prompt_logprobs``, ``echo``, ``generate``, or ``step``, a token at a time."""
+        """Return how it scores: ``prompt_logprobs``, ``echo``, ``generate``, or ``step``, a token at a time."""
         return self._scoring
 
     def _way(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
@@ -177,7 +177,7 @@ class Server:
         return as_ids(answer.get("tokens")) if isinstance(answer, dict) else None
 
     def metrics(self) -> Counter[str]:
-        """Return the server's counts of drafts, draft tokens and accepted ones (of each position), as far as it has them."""
+        """Return the server's counts of drafts, draft tokens and accepted ones, as far as it has them."""
         try:
             text = str(self._call("GET", "/metrics", root=True))
         except ServerError:
