@@ -170,7 +170,7 @@ def sampled_script(gate: Gate, asked: Wanted) -> str:
     return _SAMPLED_SCRIPT.format(servers=servers, body=replace(asked, seed=None).body(""), rows=ROWS)
 
 
-_SAMPLED_SCRIPT = '''"""Sample a request often on two servers; the plain one scores the rows. Written by eqcheck gate."""
+_SAMPLED_SCRIPT = '''"""Sample a request often on two servers; the plain one scores rows. Written by eqcheck gate."""
 import json, os, urllib.request
 from concurrent.futures import ThreadPoolExecutor
 

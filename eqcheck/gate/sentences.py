@@ -291,7 +291,7 @@ def _phrase(name: str, values: Sequence[str]) -> str:
         return f"prompt lengths of 16n + {value}"
     if name.startswith("begins with"):
         return f"prompts that {'begin' if value == 'yes' else 'do not begin'} like an earlier one"
-    return _PHRASES.get(name, {}).get(value, f"the {value}")
+    return _PHRASES.get(name, {}).get(value, f"the {value} requests")
 
 
 # The layout of a violation
@@ -301,13 +301,14 @@ def _phrase(name: str, values: Sequence[str]) -> str:
 class Section:
     """A violation as it is shown: a headline, the smallest request with its rows, and labelled texts.
 
-    ``title`` and ``rows`` are empty where no single request shows the violation.
+    ``title``, ``request`` and ``rows`` are empty where no single request shows the violation.
     """
 
     fingerprint: str
     meaning: str
     count: str
     title: str
+    request: str
     rows: list[str]
     certainty: str
     cause: str
@@ -351,7 +352,7 @@ def sections(report: Mapping[str, Any], out: str = "") -> list[Section]:
 
 def _section(violation: Mapping[str, Any], report: Mapping[str, Any], out: str) -> Section:
     kind, cause = violation["kind"], violation["cause"]
-    title, rows = _shown(violation)
+    title, request, rows = _shown(violation)
     labelled = [("Evidence", cause["evidence"])]
     if line := condition_line(violation["conditions"]):
         labelled.append(line)
@@ -362,6 +363,7 @@ def _section(violation: Mapping[str, Any], report: Mapping[str, Any], out: str) 
         "greedy tokens differ from the plain server's" if kind == "unattributed" else KINDS[kind].meaning,
         f"{of} sampled requests" if kind == "stray-law" else count,
         title,
+        request,
         rows,
         cause["certainty"],
         cause["text"],
@@ -370,26 +372,24 @@ def _section(violation: Mapping[str, Any], report: Mapping[str, Any], out: str) 
     )
 
 
-def _shown(violation: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """Return the title and the lines of the request that shows the violation."""
+def _shown(violation: Mapping[str, Any]) -> tuple[str, str, list[str]]:
+    """Return a title for the request that shows the violation, how it is sent, and its rows."""
     told, smallest = violation.get("compared"), violation.get("smallest")
     if told is None:
-        return "", []
+        return "", "", []
     if smallest is not None:
         at_once = f"{smallest['at_once']} at once" if smallest["at_once"] > 1 else "alone"
-        title = (
-            f"Smallest request   {at_once}, max_tokens {smallest['max_tokens']}; wrong in {smallest['tries']} of "
-            f"{smallest['tries']} tries"
-        )
+        title, tries = "Smallest request", smallest["tries"]
+        request = f"{at_once}, max_tokens {smallest['max_tokens']}; wrong in {tries} of {tries} tries"
     else:
-        title = f"Request {violation['first']['request']}   not always wrong when it is sent again"
+        title, request = f"Request {violation['first']['request']}", "not made smaller"
     prompt = told["prompt"]
     shown = [*map(str, prompt)] if len(prompt) <= 14 else [*map(str, prompt[:6]), "...", *map(str, prompt[-4:])]
     size = f" ({len(prompt)} tokens)" if len(prompt) > 14 else ""
     lines = compared(told["expected"], told["got"], told["index"])
     if told["gap"]:
         lines[-1] += f", {told['gap']:.3g} nats below the plain server's choice"
-    return title, [f"{'prompt':10}{' '.join(shown)}{size}", *lines]
+    return title, request, [f"{'prompt':10}{' '.join(shown)}{size}", *lines]
 
 
 def _commands(violation: Mapping[str, Any], out: str) -> list[str]:
@@ -422,7 +422,7 @@ def _as_text(section: Section, width: int) -> str:
     pad = width - len(head) - len(section.count)
     lines = [f"{head}{' ' * pad}{section.count}"] if pad >= 2 else [head, f"  {section.count}"]
     if section.rows:
-        lines += ["", f"  {section.title}", *(f"    {row}" for row in section.rows)]
+        lines += ["", f"  {section.title}   {section.request}", *(f"    {row}" for row in section.rows)]
     lines += ["", f"  {section.certainty}", *_filled(section.cause, width, 4)]
     for label, text in section.labelled:
         lines += _labelled(label, text, width)
