@@ -18,15 +18,15 @@ class Kind:
     """A kind of fault of one component; ``component/name`` is its `fingerprint`.
 
     ``meaning`` is a noun phrase or short clause that headlines print after the fingerprint. ``clause`` describes one
-    deviation of this kind; `eqcheck.explanation.statements.say` fills in its fields. Among the deviations of one call
-    the least ``rank`` is the cause. An ``inherited`` deviation is not a cause if an earlier query explains it. Repairing
-    ``mended_by`` also confirms this kind.
+    deviation of this kind; `eqcheck.explanation.statements.say` fills in its fields. Among the deviations of a call
+    the least ``rank`` is the cause. An ``inherited`` deviation is not a cause if an earlier query explains it. A repair
+    of ``mended_by`` also confirms this kind.
     """
 
     component: str
     name: str
     meaning: str
-    clause: str = "{slot} holds {held} and is seen"
+    clause: str = "{slot} holds {held} and is attended"
     rank: int = _BOOKKEEPING
     inherited: bool = False
     mended_by: str = ""
@@ -41,14 +41,14 @@ _RECORDS = (
         "position",
         "query-position",
         "wrong position id",
-        "the query carries position {observed} where position {expected} is right{reason}",
+        "the query's position id is {observed}, but must be {expected}{reason}",
         rank=_POSITION,
     ),
     Kind(
         "position",
         "key-position",
         "a cached key carries the wrong position",
-        "the key of {at} in {slot} carries position {observed} where position {expected} is right{reason}",
+        "the key of {at} in {slot} has position id {observed}, but must have {expected}{reason}",
         rank=50,  # the query that fed it is the cause, where there is one
         inherited=True,
     ),
@@ -57,15 +57,21 @@ _RECORDS = (
         "mask",
         "token-hidden",
         "a token of the row is cached but masked",
-        "{slot} holds {at} and is hidden",
+        "{slot} holds {at} and is masked",
         _MASK,
     ),
-    Kind("mask", "future-visible", "attends to a later token", "{slot} holds the later {bare} and is seen", rank=_MASK),
+    Kind(
+        "mask",
+        "future-visible",
+        "attends to a later token",
+        "{slot} holds {held}, which comes later, and is attended",
+        rank=_MASK,
+    ),
     Kind(
         "mask",
         "sibling-visible",
         "a tree node attends to a node that is not its ancestor",
-        "{slot} holds another branch's {bare} and is seen",
+        "{slot} holds {held} of another branch and is attended",
         rank=_MASK,
     ),
     Kind(
@@ -78,7 +84,7 @@ _RECORDS = (
         "mask",
         "of-another-row",
         "attention mask of another row",
-        "the query sees the slots that are right for {origin}",
+        "the query attends to the slots that are correct for {origin}",
         rank=_MASK,
     ),
     Kind(
@@ -101,7 +107,7 @@ _RECORDS = (
         "cache",
         "misaligned",
         "cache entries are shifted against the attention mask",
-        "the row's entries lie {origin}",
+        "the row's entries are {origin}",
         rank=_CACHE + 2,
         mended_by="mask",  # one that is moved as the entries were
     ),
@@ -109,7 +115,7 @@ _RECORDS = (
         "cache",
         "wrong-path",
         "the cache keeps a tree node that was not accepted",
-        "{slot} holds {held}, in the place of {at}, and is seen",
+        "{slot} holds {held} in place of {at} and is attended",
         rank=_CACHE + 3,
         mended_by="mask",
     ),
@@ -118,7 +124,7 @@ _RECORDS = (
         "cache",
         "duplicate-entry",
         "attends to the same token twice",
-        "{slot} holds {held} again and is seen",
+        "{slot} holds {held} a second time and is attended",
         rank=_CACHE + 5,
         mended_by="mask",
     ),
@@ -133,7 +139,7 @@ _RECORDS = (
         "cache",
         "poisoned-entry",
         "a cache entry was computed under an earlier fault",
-        "the entry of {at} in {slot} was written under an earlier fault",
+        "the entry of {at} in {slot} was computed under an earlier fault",
         rank=_BOOKKEEPING + 5,
         inherited=True,
     ),
@@ -200,7 +206,7 @@ _RECORDS = (
         "unattributed",
         "unattributed",
         "cause unknown",
-        "{slot} is seen and holds an entry of unknown standing (id {token})",
+        "{slot} is attended and holds an entry of unknown origin (token {token})",
         rank=40,
     ),
 )
