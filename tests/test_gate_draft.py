@@ -135,7 +135,7 @@ def test_where_a_token_is_wrong_is_told_by_the_distance_to_the_last_rejected_dra
     assert sum(wrong for wrong, _ in counts.values()) == violation["count"]
     assert sum(tokens for _, tokens in counts.values()) > violation["count"]
     if counts["1"][0] == violation["count"]:
-        assert "Only with 1 tokens after the last rejected draft" in violation["explanation"]
+        assert "Wrong only with 1 token after the last rejected draft" in violation["explanation"]
     assert violation["kind"] != "over-accept"
 
 

@@ -10,7 +10,7 @@ from eqcheck.gate.rows import Row
 from eqcheck.gate.run import Gate
 
 Counts: TypeAlias = "Mapping[str, Mapping[str, Sequence[int]]]"
-BY_CHANCE = 1e-3  # a condition is named if chance gathers wrong rows there more rarely
+BY_CHANCE = 0.01  # a condition is named if chance gathers wrong rows there more rarely
 SHARED = 16  # tokens of a beginning that may be in a cache of prefixes
 FIRST = 32  # requests
 CONCURRENCY, SINCE = "concurrency", "tokens since the last rejected draft"

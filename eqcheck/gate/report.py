@@ -145,7 +145,7 @@ def _violation(gate: Gate, why: EditCause, rows: Sequence[Row], redact: bool) ->
         },
         "conditions": conditions,
         "cause": {"certainty": said.certainty, "text": said.cause, "evidence": said.evidence},
-        "explanation": " ".join([said.cause, said.evidence, *([" ".join(condition) + "."] if condition else [])]),
+        "explanation": " ".join([said.cause, said.evidence, *([f"Wrong {condition}."] if condition else [])]),
     }
     if why.kind not in ENDS and why.kind != "stray-law":
         seconds = second_choices(gate.greedy, gate.threshold)

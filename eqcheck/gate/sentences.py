@@ -7,7 +7,6 @@ page, and `text_of` is the whole report.
 from __future__ import annotations
 
 import math
-import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +14,10 @@ from typing import Any, NamedTuple
 
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.kinds import KINDS
-from eqcheck.explanation.layout import columns
+from eqcheck.explanation.layout import WHOLE, columns, filled
 from eqcheck.explanation.records import many
+from eqcheck.explanation.text import WIDTH, Part, laid_out
+from eqcheck.explanation.tokens import compared, shortened
 from eqcheck.gate.cause import AGAIN, BLOCK, LOSSY, SERVES_DRAFT, TIMES, EditCause
 from eqcheck.gate.conditions import CONCURRENCY, SINCE, Counts, telling
 from eqcheck.gate.lengths import LENGTHS, SHORTEST
@@ -25,9 +26,7 @@ from eqcheck.gate.run import DOUBTS, Gate
 from eqcheck.truth.evidence import CROSSES
 
 CAUSE, LIKELY, UNKNOWN = "Cause", "Likely cause", "Cause unknown"
-BEFORE, AFTER = 4, 2  # tokens of a row that are shown on each side of the first wrong one
-LABEL = 11  # characters before the text of a labelled line
-WIDEST = 110  # characters of a line; longer ones are not read
+ROOM_OF_ROWS = 56  # characters for the tokens of a row: they fit into 80 with their labels
 DECIDES = f"10^{math.log10(CROSSES):.0f}"
 LONG_CURL = 420  # characters: a longer command fills the screen, and is left to the JSON
 
@@ -263,18 +262,18 @@ _PHRASES = {
 }
 
 
-def condition_line(conditions: Counts) -> tuple[str, str] | None:
-    """Return the condition that tells most, as a label and its text, or None where chance explains all differences.
+def condition_line(conditions: Counts) -> str:
+    """Say under which condition rows are wrong, empty where chance explains all differences.
 
     >>> condition_line({"concurrency": {"1": [0, 40], "4": [29, 30], "16": [20, 20]}})
-    ('Only with', '4 or more requests at once (49 of 50; otherwise 0 of 40)')
+    'only with 4 or more requests at once (49 of 50; otherwise 0 of 40)'
     """
     found = telling(conditions)
     if found is None:
-        return None
+        return ""
     counts = f"({found.wrong} of {found.rows}; otherwise {found.other_wrong} of {found.other_rows})"
-    label = "Only with" if not found.other_wrong else "More often with"
-    return label, f"{_phrase(found.name, found.values)} {counts}"
+    often = "more often" if found.other_wrong else "only"
+    return f"{often} with {_phrase(found.name, found.values)} {counts}"
 
 
 def _phrase(name: str, values: Sequence[str]) -> str:
@@ -282,7 +281,11 @@ def _phrase(name: str, values: Sequence[str]) -> str:
     if name == CONCURRENCY:
         return f"{value} or more requests at once" if len(values) > 1 else f"{many(int(value), 'request')} at once"
     if name == SINCE:
-        return f"{value} tokens after the last rejected draft" if value.isdigit() else f"rejected drafts: {value}"
+        return (
+            f"{many(int(value), 'token')} after the last rejected draft"
+            if value.isdigit()
+            else f"rejected drafts {value}"
+        )
     if name == "prompt":
         return f"prompts of the kind {value!r}"
     if name == "ends by":
@@ -299,50 +302,13 @@ def _phrase(name: str, values: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Section:
-    """A violation as it is shown: a headline, the smallest request with its rows, and labelled texts.
-
-    ``title``, ``request`` and ``rows`` are empty where no single request shows the violation.
-    """
+    """A violation as it is shown: a headline, how many requests are wrong, its parts, and commands to reproduce it."""
 
     fingerprint: str
     meaning: str
     count: str
-    title: str
-    request: str
-    rows: list[str]
-    certainty: str
-    cause: str
-    labelled: list[tuple[str, str]]
+    parts: list[Part]
     commands: list[str]
-
-
-def compared(expected: Sequence[int], got: Sequence[int], index: int) -> list[str]:
-    """Return two rows one above the other, cut to the tokens around ``index``, and a line that marks this token.
-
-    >>> print(*compared((106, 104, 12), (106, 104, 73), 2), sep="\\n")
-    expected  106 104  12
-    got       106 104  73
-                       ^^ token 2
-    >>> print(*compared((7, 8, 9), (7, 8), 2), sep="\\n")
-    expected    7   8   9
-    got         7   8 end
-                      ^^^ token 2
-    """
-    first = 0 if index <= BEFORE + 1 else index - BEFORE
-    last = min(max(len(expected), len(got)), index + AFTER + 1)
-    cells = [[_cell(row, at) for row in (expected, got)] for at in range(first, last)]
-    width, begin = max(len(cell) for pair in cells for cell in pair), "... " if first else ""
-    lines = []
-    for name, which, row in (("expected", 0, expected), ("got", 1, got)):
-        shown = " ".join(pair[which].rjust(width) for pair in cells)
-        lines.append(f"{name:10}{begin}{shown}{' ...' if last < len(row) else ''}".rstrip())
-    size = max(map(len, cells[index - first]))
-    place = 10 + len(begin) + (index - first) * (width + 1) + width - size
-    return [*lines, f"{' ' * place}{'^' * size} token {index}"]
-
-
-def _cell(row: Sequence[int], at: int) -> str:
-    return str(row[at]) if at < len(row) else "end" if at == len(row) else ""
 
 
 def sections(report: Mapping[str, Any], out: str = "") -> list[Section]:
@@ -352,44 +318,41 @@ def sections(report: Mapping[str, Any], out: str = "") -> list[Section]:
 
 def _section(violation: Mapping[str, Any], report: Mapping[str, Any], out: str) -> Section:
     kind, cause = violation["kind"], violation["cause"]
-    title, request, rows = _shown(violation)
-    labelled = [("Evidence", cause["evidence"])]
-    if line := condition_line(violation["conditions"]):
-        labelled.append(line)
     of = report["sampled"] if kind == "stray-law" else report["requests"] if kind in ENDS else report["greedy"]
     count = f"{violation['count']} of {of} {'' if kind in ENDS else 'greedy '}requests"
+    where = condition_line(violation["conditions"])
     return Section(
         violation["fingerprint"],
         "greedy tokens differ from the plain server's" if kind == "unattributed" else KINDS[kind].meaning,
         f"{of} sampled requests" if kind == "stray-law" else count,
-        title,
-        request,
-        rows,
-        cause["certainty"],
-        cause["text"],
-        labelled,
+        [
+            *_request(violation),
+            Part(cause["certainty"], sentences=(cause["text"],)),
+            Part("Evidence", cause["evidence"]),
+            *([Part("Where", where)] if where else []),
+        ],
         _commands(violation, out),
     )
 
 
-def _shown(violation: Mapping[str, Any]) -> tuple[str, str, list[str]]:
-    """Return a title for the request that shows the violation, how it is sent, and its rows."""
+def _request(violation: Mapping[str, Any]) -> list[Part]:
+    """Return the request that shows the violation, with its rows; nothing where no single request does."""
     told, smallest = violation.get("compared"), violation.get("smallest")
     if told is None:
-        return "", "", []
-    if smallest is not None:
-        at_once = f"{smallest['at_once']} at once" if smallest["at_once"] > 1 else "alone"
-        title, tries = "Smallest request", smallest["tries"]
-        request = f"{at_once}, max_tokens {smallest['max_tokens']}; wrong in {tries} of {tries} tries"
+        return []
+    if smallest is None:
+        title, note = f"Request {violation['first']['request']}", "not made smaller"
     else:
-        title, request = f"Request {violation['first']['request']}", "not made smaller"
-    prompt = told["prompt"]
-    shown = [*map(str, prompt)] if len(prompt) <= 14 else [*map(str, prompt[:6]), "...", *map(str, prompt[-4:])]
-    size = f" ({len(prompt)} tokens)" if len(prompt) > 14 else ""
-    lines = compared(told["expected"], told["got"], told["index"])
+        at_once = f"{smallest['at_once']} at once" if smallest["at_once"] > 1 else "alone"
+        title, tries = "Smallest case", smallest["tries"]
+        note = f"{at_once}, max_tokens {smallest['max_tokens']}; wrong in {tries} of {tries} tries"
+    rows = [
+        ("prompt", shortened(told["prompt"])),
+        *compared(told["expected"], told["got"], told["index"], ROOM_OF_ROWS),
+    ]
     if told["gap"]:
-        lines[-1] += f", {told['gap']:.3g} nats below the plain server's choice"
-    return title, request, [f"{'prompt':10}{' '.join(shown)}{size}", *lines]
+        rows.append(("", f"{told['gap']:.3g} nats below the plain server's choice"))
+    return [Part(title, note, rows=tuple(("", label, line) for label, line in rows))]
 
 
 def _commands(violation: Mapping[str, Any], out: str) -> list[str]:
@@ -410,37 +373,21 @@ def _commands(violation: Mapping[str, Any], out: str) -> list[str]:
 
 def text_of(report: Mapping[str, Any], out: str = "") -> str:
     """Return the report for a terminal: the leading violation and the verdict come last, and stay on the screen."""
-    width = min(columns(), WIDEST)
+    width = min(columns(), WIDTH)
     parts = [_as_text(section, width) for section in sections(report, out)][::-1]
-    said = [line for label, text in summary(report) for line in _labelled(label, text, width)]
-    verdict = textwrap.wrap(f"{report['verdict']}: {verdict_of(report)}", width, subsequent_indent="  ")
-    return "\n\n".join([*parts, "\n".join([*said, *verdict])])
+    said = laid_out([Part(label, text) for label, text in summary(report)], width)
+    verdict = filled(f"{report['verdict']}: {verdict_of(report)}", width, 2)
+    return "\n\n".join([*parts, "\n".join([*said, verdict])])
 
 
 def _as_text(section: Section, width: int) -> str:
     head = f"FAIL {section.fingerprint}: {section.meaning}"
     pad = width - len(head) - len(section.count)
     lines = [f"{head}{' ' * pad}{section.count}"] if pad >= 2 else [head, f"  {section.count}"]
-    if section.rows:
-        lines += ["", f"  {section.title}   {section.request}", *(f"    {row}" for row in section.rows)]
-    lines += ["", f"  {section.certainty}", *_filled(section.cause, width, 4)]
-    for label, text in section.labelled:
-        lines += _labelled(label, text, width)
-    for number, command in enumerate(section.commands):
-        lines.append(f"  {'' if number else 'Reproduce':{LABEL}}{command}")
+    parts = [*section.parts, *(Part("" if at else "Reproduce", one) for at, one in enumerate(section.commands))]
+    for part in parts:
+        lines += laid_out([part], WHOLE if part.note in section.commands else width)  # a command is copied whole
     return "\n".join(lines)
-
-
-def _filled(text: str, width: int, indent: int) -> list[str]:
-    begin = " " * indent
-    return textwrap.wrap(text, width, initial_indent=begin, subsequent_indent=begin, break_on_hyphens=False)
-
-
-def _labelled(label: str, text: str, width: int) -> list[str]:
-    head = f"  {label:{LABEL}}" if len(label) < LABEL else f"  {label} "
-    return textwrap.wrap(
-        f"{head}{text}", width, subsequent_indent=" " * (LABEL + 2), break_on_hyphens=False, break_long_words=False
-    )
 
 
 def summary(report: Mapping[str, Any]) -> list[tuple[str, str]]:
