@@ -76,7 +76,7 @@ def log10(probability: float) -> float:
 def progress(gate: Gate) -> str:
     """Say how far a gate is."""
     tokens, spent = sum(len(row.answer.tokens) for row in gate.rows), time.monotonic() - gate.began
-    doubled = f" ({gate.settings.requests}, doubled while the evidence is in doubt)" if gate.doubtful else ""
+    doubled = f" (doubled from {gate.settings.requests}: evidence above {DOUBTS:.0f})" if gate.doubtful else ""
     said = f"{len(gate.rows)} of {gate.most} requests{doubled}, {tokens:,} tokens, {spent:.0f} s"
     return f"{said}; evidence {power(gate.log_evidence / math.log(10))} ({DECIDES} decides)"
 
@@ -281,11 +281,8 @@ def _phrase(name: str, values: Sequence[str]) -> str:
     if name == CONCURRENCY:
         return f"{value} or more requests at once" if len(values) > 1 else f"{many(int(value), 'request')} at once"
     if name == SINCE:
-        return (
-            f"{many(int(value), 'token')} after the last rejected draft"
-            if value.isdigit()
-            else f"rejected drafts {value}"
-        )
+        after = many(int(value), "token") if value.isdigit() else f"{value} tokens"
+        return "no rejected draft before" if value == "none before" else f"{after} after the last rejected draft"
     if name == "prompt":
         return f"prompts of the kind {value!r}"
     if name == "ends by":
