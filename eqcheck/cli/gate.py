@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eqcheck.cli.arguments import positive, seconds
-from eqcheck.cli.common import examples, junit_writable, say, writable
+from eqcheck.cli.common import junit_writable, say, writable
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
 from eqcheck.contract.escaping import printable
 
@@ -26,86 +26,86 @@ def add(commands: Commands) -> None:
     """Add the command to the parser."""
     gate = commands.add_parser(
         "gate",
-        help="compare a server that speculates with a plain one",
-        description="Send the same prompts to a server with speculation and to a plain server of the same model, and "
-        "fail if they differ by more than rounding explains. Both need OpenAI's completions API; EQCHECK_API_KEY is "
-        "sent as the key.",
-        epilog=examples(
-            "eqcheck gate --speculative http://127.0.0.1:8000/v1 --plain http://127.0.0.1:8001/v1 --out gate",
-            "eqcheck gate --speculative mine.py --plain hf:./target --draft ./draft",
-            codes=True,
-        ),
+        help="compare a server that speculates with a plain server of the same model",
+        description="Send the same prompts to a server with speculation and to one without, and fail if their outputs "
+        "differ by more than rounding explains. Both serve the OpenAI completions API. The API key is read from "
+        "EQCHECK_API_KEY.",
     )
-    _add_sides(gate.add_argument_group("the servers"))
-    _add_requests(gate.add_argument_group("the requests"))
-    _add_printed(gate.add_argument_group("output"))
-    gate.set_defaults(run=run)
-
-
-def _add_sides(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    gate.add_argument(
         "--speculative",
         metavar="URL",
         required=True,
-        help="server that speculates, such as http://a:8000/v1, or a decoder, such as mine.py",
+        help="the server with speculation, such as http://a:8000/v1; or a decoder, such as mine.py",
     )
-    group.add_argument(
-        "--plain", metavar="URL", required=True, help="server of the same model without speculation, or hf:FOLDER"
+    gate.add_argument(
+        "--plain",
+        metavar="URL",
+        required=True,
+        help="a server of the same model without speculation; for a decoder hf:FOLDER, the folder of the model",
     )
-    group.add_argument(
+    gate.add_argument(
         "--draft",
         metavar="URL",
-        help="server of the draft model, which finds sampling faults sooner; for a decoder, the draft's folder",
+        help="a server of the draft model (optional; finds wrong sampling about four times sooner and names more "
+        "causes); for a decoder the folder of the draft model (required)",
     )
-
-
-def _add_requests(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--prompts", metavar="FILE", type=Path, help='one prompt per line, or JSON lines with "prompt": text or ids'
+    gate.add_argument(
+        "--prompts",
+        metavar="FILE",
+        type=Path,
+        help='one prompt per line, or JSON lines {"prompt": text or token ids}; default: drawn prompts',
     )
-    group.add_argument(
+    gate.add_argument(
         "--requests",
         metavar="N",
         type=positive,
         default=256,
-        help="requests (default 256); up to twice as many if the result is in doubt",
+        help="number of requests; doubled while the evidence is in doubt (default 256)",
     )
-    group.add_argument("--max-tokens", metavar="N", type=positive, default=64, help="new tokens per row (default 64)")
-    group.add_argument(
-        "--concurrency", metavar="N,N", default="1,4,16", help="numbers of parallel requests, in turn (default 1,4,16)"
+    gate.add_argument(
+        "--max-tokens",
+        metavar="N",
+        type=positive,
+        default=64,
+        help="largest max_tokens of a request; each draws N/2 to N (default 64)",
     )
-    group.add_argument(
+    gate.add_argument(
+        "--concurrency",
+        metavar="N,N",
+        default="1,4,16",
+        help="numbers of concurrent requests, used in turn (default 1,4,16)",
+    )
+    gate.add_argument(
         "--temperature",
         metavar="T",
         type=float,
         default=0.0,
-        help="temperature of three rows in four, 0 to 2 (default 0)",
+        help="sample three of four requests at this temperature, 0 to 2 (default 0: all greedy)",
     )
-    group.add_argument("--seed", metavar="N", type=int, default=0, help="seed for prompts and limits (default 0)")
-    group.add_argument(
-        "--budget", metavar="TIME", type=seconds, help="send no new requests after this time, such as 60s or 10m"
+    gate.add_argument("--seed", metavar="N", type=int, default=0, help="seed of prompts, limits and sampling")
+    gate.add_argument(
+        "--budget", metavar="TIME", type=seconds, help="start no more requests after this time, such as 60s or 10m"
     )
-
-
-def _add_printed(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    gate.add_argument(
         "--out",
         metavar="DIR",
         type=Path,
-        help="folder for gate.json, gate.html and a script per violation; the same command resumes an interrupted gate",
+        help="write gate.json, gate.html and a script that reproduces a violation; rerun with the same DIR to continue "
+        "an interrupted gate",
     )
-    group.add_argument("--baseline", metavar="FILE", type=Path, help="gate.json of an earlier gate to compare with")
-    group.add_argument("--redact", action="store_true", help="leave prompts out of the report")
-    group.add_argument("--junit", metavar="FILE", type=Path, help="write JUnit XML for a CI server")
-    group.add_argument("--json", action="store_true", help="print the report as JSON")
+    gate.add_argument("--baseline", metavar="FILE", type=Path, help="compare with the gate.json of an earlier gate")
+    gate.add_argument("--redact", action="store_true", help="leave prompts out of the report")
+    gate.add_argument("--junit", metavar="FILE", type=Path, help="write the verdict as JUnit XML")
+    gate.add_argument("--json", action="store_true", help="print the report as JSON")
+    gate.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run a gate; returns the exit code."""
+    """Run a gate and return the exit code."""
     from eqcheck.gate.prompts import drawn, read
     from eqcheck.gate.report import built, checks_of, earlier, page_of
     from eqcheck.gate.run import Gate, Settings
-    from eqcheck.gate.sentences import compared, text_of
+    from eqcheck.gate.sentences import beside, progress, text_of
 
     settings = Settings(
         options.requests,
@@ -126,8 +126,12 @@ def run(options: argparse.Namespace) -> int:
     servers, began = _sides(options), time.monotonic()
     speculative, plain, draft = servers
     if draft is None and options.draft:
-        print("gate: the draft model is not asked: it has other ids, or does not load alone", file=sys.stderr)
-    gate = Gate(speculative, plain, prompts, settings, draft, tell=lambda text: print(f"gate: {text}", file=sys.stderr))
+        print("gate: only the decoder uses --draft: it has another vocabulary or does not load alone", file=sys.stderr)
+
+    def tell(gate: Gate) -> None:
+        print(f"gate: {progress(gate)}", file=sys.stderr)
+
+    gate = Gate(speculative, plain, prompts, settings, draft, tell)
     stored = _stored(options, servers)
     try:
         gate.run()
@@ -145,7 +149,7 @@ def run(options: argparse.Namespace) -> int:
             "speculative": [row.gap for row in gate.rows if not row.asked.temperature],
         }
         _write(options.out / "gate.json", json.dumps(report, indent=1) + "\n")
-        _write(options.out / "gate.html", page_of(report, gaps))
+        _write(options.out / "gate.html", page_of(report, gaps, str(options.out)))
         for violation in report["violations"]:
             if shown := violation.get("smallest", violation).get("script"):
                 _write(options.out / f"{violation['kind']}.py", shown)
@@ -156,13 +160,13 @@ def run(options: argparse.Namespace) -> int:
     say(
         json.dumps(report)
         if options.json
-        else printable(text_of(report) + (compared(report, before) if before else ""))
+        else printable(text_of(report, printable(str(options.out or ""))) + (beside(report, before) if before else ""))
     )
     return _CODES[report["verdict"]]
 
 
 def _sides(options: argparse.Namespace) -> list[Any]:
-    """The side that speculates, the plain one, and the draft or None: servers, or all of them in this process."""
+    """Return the speculative side, the plain one, and the draft or None: servers, or all of them in this process."""
     from eqcheck.gate.servers import Server
 
     if not options.plain.startswith("hf:"):
@@ -172,13 +176,13 @@ def _sides(options: argparse.Namespace) -> list[Any]:
     from eqcheck.gate.process import sides
 
     if options.draft is None:
-        raise UsageError("--draft: expected the folder of a draft model for the decoder")
+        raise UsageError("--draft: expected the folder of the draft model (a decoder gets both models)")
     folders = (Path(folder.removeprefix("hf:")) for folder in (options.plain, options.draft))
     return sides(load(options.speculative), *folders)
 
 
 def _stored(options: argparse.Namespace, servers: list[Any]) -> StoredAnswers | None:
-    """The answers of a gate that is to go on. They hold prompts, so there are none with --redact."""
+    """Return the stored answers of a gate that may continue. They hold prompts, so there are none with --redact."""
     if options.out is None or options.redact or options.plain.startswith("hf:"):
         return None
     from eqcheck.gate.stored import StoredAnswers
@@ -186,18 +190,18 @@ def _stored(options: argparse.Namespace, servers: list[Any]) -> StoredAnswers | 
     stored = StoredAnswers(options.out)
     if stored.count:
         known = f"{stored.count} answers of an earlier gate in {printable(str(stored.path))}"
-        print(f"gate: goes on from {known}; remove the file if a server was changed", file=sys.stderr)
+        print(f"gate: continues from {known}; remove the file if a server has changed", file=sys.stderr)
     for server in filter(None, servers):
         server.stored = stored
     return stored
 
 
 def _keep(stored: StoredAnswers, *, more: bool) -> None:
-    """Keep the answers if a gate with more requests may go on from them."""
+    """Keep the answers if a gate with more requests can continue from them."""
     if not more:
         stored.finish()
     else:
-        print(f"gate: a gate with more requests goes on from {printable(str(stored.path))}", file=sys.stderr)
+        print(f"gate: a gate with more --requests continues from {printable(str(stored.path))}", file=sys.stderr)
 
 
 def _write(path: Path, text: str) -> None:
