@@ -143,6 +143,21 @@ def test_the_adapter_with_a_draft_and_a_cache(
     assert shown in said
 
 
+@pytest.mark.filterwarnings("ignore:target. computes in bfloat16")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_the_watched_loop_is_told_as_the_oracle_page_shows(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The script prints the text below it, in each dtype that the page names; mended, it is equivalent."""
+    (code,) = (block for block in fenced("oracle.md", "python") if block.startswith("# watched.py"))
+    (shown,) = fenced("oracle.md", "")
+    made, missing = "LlamaForCausalLM(config)", "# missing: "
+    assert (code.count(made), code.count(missing)) == (1, 1)
+    code = code.replace(made, f"{made}.to(torch.{dtype})")
+    exec(code, {})
+    assert capsys.readouterr().out == shown
+    exec(code.replace(missing, ""), {})
+    assert capsys.readouterr().out.startswith("equivalent")
+
+
 def test_the_smallest_adapter_is_that_of_the_readme() -> None:
     """tests/test_readme.py runs that one."""
     small = next(block for block in fenced("adapter.md", "python") if block.startswith("# mine.py"))
