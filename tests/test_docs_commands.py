@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import re
 import shlex
 from pathlib import Path
@@ -125,22 +126,23 @@ def test_the_first_report_is_as_the_start_page_shows(
     assert call in "".join(f"{line.rstrip()}\n" for line in said[3].splitlines())
 
 
-def test_the_adapter_with_a_draft_and_a_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It is right as written, and the planted fault is told as shown."""
+def test_the_adapter_with_a_draft_and_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is right as written, and the planted fault has the name that the page gives, in a case of one row."""
     page = PAGES["adapter.md"]
     (code,) = (block for block in fenced("adapter.md", "python") if block.startswith("# engine.py"))
     ((old, new),) = re.findall(r"```diff\n-(.*\n)\+(.*\n)```", page)
     assert code.count(old) == 1
-    (shown,) = (block for block in fenced("adapter.md", "") if block.startswith("position/"))
+    assert "ends with `position/query-position`, in a smallest case of one row" in page
     for name, text, expected in (("right", code, 0), ("wrong", code.replace(old, new), 1)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "engine.py").write_text(text)
         monkeypatch.chdir(tmp_path / name)
         assert main(["audit", "--adapter", "engine.py", "--cases", "30", "--no-corpus"]) == expected
-        said = capsys.readouterr().out
-    assert shown in said
+    report = json.loads(Path("reports/engine/report.json").read_text())
+    (violation,) = report["violations"]
+    assert violation["fingerprint"] == "position/query-position"
+    assert len(violation["case"]["prompts"]) == 1
+    assert "rejected draft" in violation["explanation"]
 
 
 @pytest.mark.filterwarnings("ignore:target. computes in bfloat16")
