@@ -145,6 +145,19 @@ def test_the_adapter_with_a_draft_and_a_cache(tmp_path: Path, monkeypatch: pytes
     assert "rejected draft" in violation["explanation"]
 
 
+def test_the_adapter_with_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is right as written; without its bias the option is found to be ignored."""
+    (code,) = (block for block in fenced("options.md", "python") if block.startswith("# optional.py"))
+    old = "scores[token] += bias"
+    assert code.count(old) == 1
+    monkeypatch.chdir(tmp_path)
+    for text, expected in ((code, 0), (code.replace(old, "pass"), 1)):
+        Path("optional.py").write_text(text)
+        assert main(["audit", "optional.py", "--cases", "20", "--no-corpus"]) == expected
+    (violation,) = json.loads(Path("reports/optional/report.json").read_text())["violations"]
+    assert violation["fingerprint"].startswith("options/ignored-option")
+
+
 @pytest.mark.filterwarnings("ignore:target. computes in bfloat16")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 def test_the_watched_loop_is_told_as_the_oracle_page_shows(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
