@@ -1,4 +1,4 @@
-"""Pages of the site that are made from what the repository has: findings, pictures of benchmarks, kinds."""
+"""Pages of the site that are made from the repository: findings, engines, kinds, pictures of benchmarks."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import scoreboard
 from mkdocs.structure.files import File, Files
 
 from eqcheck import __version__
@@ -36,6 +37,10 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, f"pictures/bench-{name}", abs_src_path=picture))
     for page in sorted((ROOT / "reports" / "issues").glob("*.md")):
         files.append(File.generated(config, f"issues/{page.name}", content=page.read_text(encoding="utf-8")))
+    reports, causes = scoreboard.committed(), scoreboard.findings()
+    for engine in scoreboard.engines():
+        content = scoreboard.engine_page(engine, reports, causes)
+        files.append(File.generated(config, engine.file, content=content))
     for kind in FINGERPRINTS:
         files.append(File.generated(config, f"kinds/{anchor(kind)}.md", content=_kind(kind)))
     return files
@@ -54,11 +59,21 @@ def findings(text: str) -> str:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Put tables and ARCHITECTURE.md in place of lines with a mark, and the site's files in place of a clone's."""
     made = {"kinds": kinds, "options": options, "engines": engines, "architecture": architecture}
+    made["scoreboard"] = engine_pages
     markdown = re.sub(rf"<!-- ({'|'.join(made)}) -->.*", lambda mark: made[mark[1]](), markdown)
     markdown = markdown.replace("](../reports/README.md)", "](findings.md)")
-    markdown = markdown.replace("](../reports/issues/", "](issues/")
+    markdown = re.sub(r"\](\(|: )\.\./reports/issues/", r"]\1issues/", markdown)
     markdown = re.sub(r"\[([^\]]*)\]\(\.\./reports/\w+/report\.md\)", r"\1", markdown)
     return re.sub(r"\]\(\.\./reports/bench/([a-z]+\.png)\)", r"](pictures/bench-\1)", markdown)
+
+
+def engine_pages() -> str:
+    """A link to the page of each engine.
+
+    >>> "[vLLM](engine-vllm.md)" in engine_pages()
+    True
+    """
+    return ", ".join(f"[{engine.name}]({engine.file})" for engine in scoreboard.engines()) + "\n"
 
 
 def architecture() -> str:
