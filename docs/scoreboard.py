@@ -194,7 +194,7 @@ def front(text: str, reports: Sequence[Report], every: Sequence[Finding]) -> str
             for finding in every
             if finding.origin == engine.origin
         ]
-        unexplained = f"{_unexplained(own)} of {_sum(own, 'run')}"
+        unexplained = f"{_unexplained(own)} of {_sum(own, 'run')}. {engine.unexplained}".rstrip(". ")
         rows.append([f"**{engine.name}**: {engine.build}", "; ".join(causes) or "none found", unexplained])
     made = _table(["engine, as tested", "causes (known upstream)", "unexplained cases"], rows)
     before, mark, rest = text.partition("<!-- results -->\n")
@@ -291,7 +291,7 @@ def _where(case: dict[str, object]) -> tuple[str, str]:
 
 
 def _situations(reports: Sequence[Report]) -> str:
-    counters = CHECKPOINT.counters | CHECKPOINT.sampled
+    counters = {**CHECKPOINT.counters, **CHECKPOINT.sampled}
     rows = [
         [what, *(str(report.coverage.get(counter) or 0) for report in reports)] for counter, what in counters.items()
     ]
