@@ -47,13 +47,13 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def findings(text: str) -> str:
-    """The reports' own page, in which a link to a file of the repository is the file's path.
+    """The reports' own page, in which a link to a page of the docs or of a cause leads to that of the site.
 
-    >>> findings("# Reports\\n\\n([script](vllm/a.py)), [PR #1](https://example.org/1)")
-    "# What the engines' audits found\\n\\n(`reports/vllm/a.py`), [PR #1](https://example.org/1)"
+    >>> findings("# Reports\\n\\n[All](../docs/scoreboard.md), [LFM2](issues/vllm-lfm2.md)")
+    "# What the engines' audits found\\n\\n[All](scoreboard.md), [LFM2](issues/vllm-lfm2.md)"
     """
     text = text.replace("# Reports\n", "# What the engines' audits found\n", 1)
-    return re.sub(r"\[[^\]]*\]\((?!https?://)([^)]*)\)", r"`reports/\1`", text)
+    return text.replace("](../docs/", "](")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
