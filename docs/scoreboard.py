@@ -1,6 +1,6 @@
 """The page of all causes and one page for each engine, made from the committed reports and `reports/notes.toml`.
 
-python docs/scoreboard.py        writes docs/scoreboard.md and the table of engines in README.md
+python docs/scoreboard.py        writes docs/scoreboard.md, and the finding and the table of engines in README.md
 
 `docs/hooks.py` makes the pages of the engines when the site is built; they are not in git. A cause has a page if
 `python docs/issues.py` made one, so run that first.
@@ -33,6 +33,7 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, README = ROOT / "docs" / "scoreboard.md", ROOT / "README.md"
+SHOWCASE = ROOT / "reports" / "showcase" / "bsp"
 DTYPES = ("float32", "float16", "bfloat16")
 INLINE = "[{name}]({url})"
 HEAD = """# Scoreboard
@@ -197,8 +198,23 @@ def front(text: str, reports: Sequence[Report], every: Sequence[Finding]) -> str
         unexplained = f"{_unexplained(own)} of {_sum(own, 'run')}. {engine.unexplained}".rstrip(". ")
         rows.append([f"**{engine.name}**: {engine.build}", "; ".join(causes) or "none found", unexplained])
     made = _table(["engine, as tested", "causes (known upstream)", "unexplained cases"], rows)
-    before, mark, rest = text.partition("<!-- results -->\n")
-    return "".join([before, mark, made, *rest.partition("<!-- /results -->")[1:]])
+    return _between("results", text, made)
+
+
+def with_finding(text: str, report: Report) -> str:
+    """README.md with the most frequent cause of this report between its marks, as `make audit` prints it."""
+    first = report.violations[0]
+    command = first.reproduce.replace("reports/showcase/", "reports/")
+    return _between("finding", text, f"```\n{first.explanation}\n  {'Reproduce':<13}  {command}\n```\n")
+
+
+def _between(mark: str, text: str, made: str) -> str:
+    """The text with other lines between a pair of marks."""
+    before, begin, rest = text.partition(f"<!-- {mark} -->\n")
+    _, end, after = rest.partition(f"<!-- /{mark} -->")
+    if not begin or not end:
+        raise ValueError(f"README.md: expected the marks `<!-- {mark} -->` and `<!-- /{mark} -->`, each on a line")
+    return "".join([before, begin, made, end, after])
 
 
 def engine_page(engine: Engine, reports: Sequence[Report], every: Sequence[Finding], version: str = __version__) -> str:
@@ -335,4 +351,5 @@ def committed(pattern: str = "*/report.json") -> list[Report]:
 
 if __name__ == "__main__":
     PAGE.write_text(page(committed(), findings()), encoding="utf-8")
-    README.write_text(front(README.read_text(encoding="utf-8"), committed(), findings()), encoding="utf-8")
+    readme = with_finding(README.read_text(encoding="utf-8"), load(SHOWCASE))
+    README.write_text(front(readme, committed(), findings()), encoding="utf-8")
