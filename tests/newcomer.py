@@ -145,7 +145,8 @@ def reused(packages: Path) -> dict[str, str]:
         printf '%s\\n' "$PWD" "import site; site.addsitedir('{packages}')" > "$site/reused.pth"
         for pair in eqcheck:eqcheck.cli pytest:pytest; do
           command=.venv/bin/${pair%:*}
-          printf '%s\\n' "#!$PWD/.venv/bin/python" "import sys" "from ${pair#*:} import main" "sys.exit(main())" > $command
+          lines=("#!$PWD/.venv/bin/python" "import sys" "from ${pair#*:} import main" "sys.exit(main())")
+          printf '%s\\n' "${lines[@]}" > $command
           chmod +x $command
         done
         touch .venv/.installed
