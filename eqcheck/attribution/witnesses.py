@@ -69,8 +69,8 @@ def second_opinion(
         detail = f"{explanation.detail}; {opinion}"
     elif shown == "changes":
         detail = (
-            f"the trace shows {explanation.fingerprint}, but copies of the case with other tokens show something else, so "
-            f"this rests on a coincidence of tokens; {opinion}"
+            f"the trace shows {explanation.fingerprint}, but copies of the case with other tokens show something else: "
+            f"it rests on a coincidence of tokens; {opinion}"
         )
     else:
         detail = f"the trace shows {explanation.fingerprint}, but {opinion}"

@@ -18,9 +18,9 @@ class Kind:
     """A kind of fault of one component; ``component/name`` is its `fingerprint`.
 
     ``meaning`` is a noun phrase or short clause that headlines print after the fingerprint. ``clause`` describes one
-    deviation of this kind; `eqcheck.explanation.statements.say` fills in its fields. Among the deviations of one call
-    the least ``rank`` is the cause. An ``inherited`` deviation is not a cause if an earlier query explains it. Repairing
-    ``mended_by`` also confirms this kind.
+    deviation of this kind; `eqcheck.explanation.statements.say` fills in its fields. Among the deviations of a call
+    the least ``rank`` is the cause. An ``inherited`` deviation is not a cause if an earlier query explains it. A repair
+    of ``mended_by`` also confirms this kind.
     """
 
     component: str
@@ -60,7 +60,13 @@ _RECORDS = (
         "{slot} holds {at} and is masked",
         _MASK,
     ),
-    Kind("mask", "future-visible", "attends to a later token", "{slot} holds {held}, which comes later, and is attended", rank=_MASK),
+    Kind(
+        "mask",
+        "future-visible",
+        "attends to a later token",
+        "{slot} holds {held}, which comes later, and is attended",
+        rank=_MASK,
+    ),
     Kind(
         "mask",
         "sibling-visible",

@@ -89,7 +89,11 @@ class Query:
 
 @dataclass(frozen=True)
 class Given:
-    """A wrong row's prompt and options; all ``rows`` of its request; ``accepts`` by round; other options in words."""
+    """A wrong row's prompt and options; ``accepts`` by round, other options in words.
+
+    ``rows`` are all rows of its case, where they matter, and ``requests`` says how many there are, 0 where that is not
+    known.
+    """
 
     prompt: tuple[int, ...]
     pad_token_id: int | None = None
@@ -99,6 +103,7 @@ class Given:
     accepts: tuple[int, ...] | None = None
     sampling: str = ""
     rows: tuple[Given, ...] = ()
+    requests: int = 0
 
 
 @dataclass(frozen=True)

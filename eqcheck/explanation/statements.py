@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from math import log10
+from math import inf, log10
 from typing import NamedTuple
 
 from eqcheck.contract.kinds import KINDS
@@ -48,7 +48,7 @@ STATEMENTS = {
     "too-long": "the row has {tokens:token}; max_new_tokens is {limit}",
     "of-another-row": "the row is exactly what row {other_row} should be",
     "short-start": "the output starts {tokens:token} too early, with the end of the prompt",
-    "as-many-special": "the prompt contains {special} as often",
+    "as-many-special": "the prompt contains exactly as many tokens equal to {special}",
     "left-behind": "with another prompt in {gone:row} this row returns other tokens; it arrived {steps:step} after "
     "their last token",
     # where a wrong token comes from
@@ -56,9 +56,9 @@ STATEMENTS = {
     "models-exchanged": "the returned token is the draft's proposal, and the target was never given it to verify; "
     "the draft was given the target's prediction instead, as if the two models were swapped",
     "rejected": "the returned token is the draft token that the target rejected",
-    "refused-beside": "the target verified the returned token right after this query and predicted another one",
-    "rejected-unqueried": "the returned token is the draft token, though the target never saw the correct context here",
-    "rejected-again": "the returned token is the draft token that the target rejected, and it equals new token {before}",
+    "refused-beside": "the target verified the returned token right after this query and predicted another",
+    "rejected-unqueried": "the returned token is the draft token, though the target never had the right context here",
+    "rejected-again": "the returned token is the rejected draft token, and it equals new token {before}",
     "rejected-unqueried-again": "the returned token is the draft token, though the target never saw the correct "
     "context here, and it equals new token {before}",
     "rejected-or-behind": "the returned token is the rejected draft token, and also what the target predicted after "
@@ -274,6 +274,17 @@ def one_in(chance: float) -> str:
     return f"1 in {round(odds / 10**digits) * 10**digits:,}" if odds > 100 else f"1 in {odds:.0f}"
 
 
+def power(value: float) -> str:
+    """Write evidence as people do: as a power of ten from 1,000 on.
+
+    >>> power(0.63), power(41.7), power(1.2e151)
+    ('0.63', '42', '10^151')
+    """
+    if value < 1000:
+        return f"{value:.2g}"
+    return "more than 10^300" if value == inf else f"10^{log10(value):.0f}"
+
+
 def searched(search: Search) -> list[str]:
     """Say what a search found, as clauses.
 
@@ -357,7 +368,7 @@ def say_all(deviations: Sequence[Deviation]) -> list[str]:
     >>> say_all([seen(6, 72), seen(7, 67)])
     ['slots 6 and 7 hold rejected draft tokens (72, 67) and are attended']
     """
-    clauses = []
+    clauses: list[str] = []
     for key, group in groupby(deviations, key=_alike):
         same = list(group)
         clauses += [_together(same)] if key is not None and len(same) > 1 else map(say, same)

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.layout import filled, table
-from eqcheck.explanation.records import BY_TOKENS, Deviation, Explanation, Slot, many
+from eqcheck.explanation.records import BY_TOKENS, Deviation, Explanation, Given, Slot, many
 from eqcheck.explanation.statements import (
     held,
     needs_words,
@@ -30,6 +30,7 @@ _TITLE = 13  # characters of the longest title
 _ROWS, _BESIDE, _CLAUSES = 12, 3, 4
 _ALIKE = 3  # so many slots share a line
 _ROUNDS = 24  # whose accepted drafts are listed
+_NOTHING_LEADS = "no part of the sampler stands out"
 _LINES = 6  # of what else is wrong
 _ENDS = ("past-eos", "over-length", "pad-in-output")  # tokens after the end of a row
 _LIMITED = ("premature-stop", "over-length")  # faults for which the limit of the row matters
@@ -73,11 +74,13 @@ def render(e: Explanation, width: int = WIDTH) -> str:
       Error
         KeyError: 'x'
     """
+    width = min(width, WIDTH)
     return "\n".join([filled(headline(e), width, 2), *laid_out(parts(e, width=width), width)])
 
 
 def explained(e: Explanation, needs: Sequence[str] | None, plain: str, width: int = WIDTH) -> str:
     """Return the text of an explanation whose case was made small (``needs`` is not None) and tried without drafts."""
+    width = min(width, WIDTH)
     return "\n".join([filled(headline(e), width, 2), *laid_out(parts(e, needs, plain, width), width)])
 
 
@@ -86,14 +89,16 @@ def kinds_known(e: Explanation) -> bool:
     return {e.kind, *(deviation.kind for deviation in e.deviations)} <= KINDS.keys()
 
 
-def parts(e: Explanation, needs: Sequence[str] | None = None, plain: str = "", width: int = WIDTH) -> list[Part]:
+def parts(
+    e: Explanation, needs: Sequence[str] | None = None, plain: str = "", width: int = WIDTH, brief: bool = False
+) -> list[Part]:
     """Return the parts of an explanation in order: the case, the cause, what confirms it, what else is wrong.
 
     ``needs`` are the options without which the case does not fail, None where it was not made small; ``plain`` is how
-    the engine does without speculation.
+    the engine does without speculation. ``brief``: without slots that are as they should be, and what else is wrong.
     """
-    found = [_case(e, needs, plain, width), *_causes(e, width), _confirmed(e)]
-    if e.consequences:
+    found = [_case(e, needs, plain, width), *_causes(e, width, brief), _confirmed(e)]
+    if e.consequences and not brief:
         found.append(Part("Also wrong", ", ".join(consequences(e))))
     return [part for part in found if part is not None]
 
@@ -144,13 +149,13 @@ def _case(e: Explanation, needs: Sequence[str] | None, plain: str, width: int) -
         for label, line in compared(expected, e.observed_row, e.token_index, room, _note_of(e)):
             rows.append(("", label, line))
         rows += _others(e)
-    return Part(title, note or "1 request", rows=tuple(rows))
+    return Part(title, note, rows=tuple(rows))
 
 
 def _asked_of_all(e: Explanation, needs: Sequence[str] | None) -> list[str]:
     """What holds for the whole case, in words."""
     given = e.given
-    count = len(given.rows) if given and given.rows else 1 if given else 0
+    count = (given.requests or len(given.rows)) if given else 0
     words = [many(count, "request")] if count else []
     words += [named] if (named := needs_words(needs)) and (needs or e.search) else []
     if given is None:
@@ -244,24 +249,28 @@ def eos_words(tokens: tuple[int, ...] | None) -> str:
 # The cause.
 
 
-def _causes(e: Explanation, width: int) -> list[Part]:
+def _causes(e: Explanation, width: int, brief: bool) -> list[Part]:
     if e.component == "crash":
         return [Part("Error", sentences=(e.detail,))]
-    slots = tuple(_picture(e, width - 4)) if e.slots else ()
+    slots = tuple(_picture(e, width - 4, brief)) if e.slots else ()
     if e.component == "unattributed" and e.query is not None and e.repair is not None:
         read = Part("Read", "from the cache, but not confirmed:", tuple(_read(e)), slots=slots)
         return [Part("Cause unknown", sentences=(f"{sentence(e.detail)}",)), read]
     sentences = [*_read(e), *_told(e)]
-    if e.of_law and len(sentences) > 1:
-        return [Part(_certainty(e), sentences=(sentences[0],)), Part("Evidence", sentences=tuple(sentences[1:]))]
+    if e.of_law:
+        named = 1 if "likelier" in e.facts else 0  # the first sentence is the cause, where there is one
+        cause = Part("Likely cause", sentences=tuple(sentences[:1])) if named else Part("Cause unknown", _NOTHING_LEADS)
+        return [cause, Part("Evidence", sentences=tuple(sentences[named:]))]
     return [Part(_certainty(e), sentences=tuple(sentences), slots=slots)]
 
 
 def _certainty(e: Explanation) -> str:
     """How sure the cause is, in the words that every report uses."""
-    if e.component == "unattributed" or (e.of_law and e.kind == "stray-law"):
+    if e.component == "unattributed":
         return "Cause unknown"
-    return "Likely cause" if e.search is not None or e.of_law else "Cause"
+    if e.component == "sampling" and e.search is None:
+        return "Evidence"  # one case that chance cannot give
+    return "Likely cause" if e.search is not None else "Cause"
 
 
 def _read(e: Explanation) -> list[str]:
@@ -374,8 +383,11 @@ def consequences(e: Explanation) -> list[str]:
 # The slots.
 
 
-def _picture(e: Explanation, width: int) -> list[str]:
-    """The row's cache at the query at fault; neighbours that are as they should be, and alike, share a line."""
+def slot_lines(e: Explanation) -> list[list[object]]:
+    """Return the row's cache at the query at fault: mark, slot, content, token, position id, attended.
+
+    Neighbours that are as they should be, and alike, share a line; ``mark`` is empty for them.
+    """
     rows: list[list[object]] = []
     for alike, group in groupby(enumerate(e.slots), key=lambda one: _likeness(*one)):
         slots = [slot for _, slot in group]
@@ -383,8 +395,17 @@ def _picture(e: Explanation, width: int) -> list[str]:
             rows.append(_folded(slots))
         else:
             rows += [_line(slot) for slot in slots]
+    return rows
+
+
+def _picture(e: Explanation, width: int, brief: bool) -> list[str]:
+    rows = slot_lines(e)
+    if brief:
+        gap: list[object] = ["", "...", "", "", "", ""]
+        rows = [row for row, _ in groupby(row if row[0] else gap for row in rows)]
     headers = ["", "slot", "holds", "token", "position id", "attended"]
-    return table(rows, headers, width, ["", "slot", "holds", "token", "pos. id", "att."], tablefmt="plain").splitlines()
+    short = ["", "slot", "holds", "token", "pos. id", "att."]
+    return table(rows, headers, width, short, tablefmt="plain").splitlines()
 
 
 def _likeness(number: int, slot: Slot) -> object:

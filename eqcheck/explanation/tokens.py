@@ -34,9 +34,9 @@ def compared(
 
     >>> for label, line in compared((106, 104, 12), (106, 104, 73), 2, 60):
     ...     print(f"{label:10}{line}")
-    expected  106 104  12
-    got       106 104  73
-                       ^^ new token 2
+    expected  106 104 12
+    got       106 104 73
+                      ^^ new token 2
     """
     rows = [row for row in (expected, got) if row is not None]
     length = max(at + 1, *map(len, rows))
