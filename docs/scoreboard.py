@@ -22,6 +22,7 @@ from issues import NOTES, notes, page_of
 from eqcheck import __version__
 from eqcheck.construction.layouts import LAYOUTS
 from eqcheck.contract.escaping import inline
+from eqcheck.explanation.text import WIDTH
 from eqcheck.lanes.about import CHECKPOINT
 from eqcheck.report import load
 from eqcheck.report.schema import Report, Served
@@ -202,10 +203,13 @@ def front(text: str, reports: Sequence[Report], every: Sequence[Finding]) -> str
 
 
 def with_finding(text: str, report: Report) -> str:
-    """README.md with the most frequent cause of this report between its marks, as `make audit` prints it."""
+    """README.md with the most frequent cause of this report between its marks, as `eqcheck audit` prints it."""
     first = report.violations[0]
-    command = first.reproduce.replace("reports/showcase/", "reports/")
-    return _between("finding", text, f"```\n{first.explanation}\n  {'Reproduce':<13}  {command}\n```\n")
+    head = f"FAIL {first.fingerprint}: {first.cause.meaning}"
+    count = f"{first.count} of {report.cases.run} cases, known"
+    lines = [f"{head}{count:>{WIDTH - len(head)}}", *first.explanation.splitlines()[1:]]
+    lines.append(f"  {'Reproduce':<13}  {first.reproduce.replace('reports/showcase/', 'reports/')}")
+    return _between("finding", text, "\n".join(["```", *lines, "```", ""]))
 
 
 def _between(mark: str, text: str, made: str) -> str:

@@ -126,7 +126,7 @@ def test_the_first_report_is_as_the_start_page_shows(
     assert said[0].endswith(verdict)
     assert said[1].endswith(verdict)
     assert Path("reports/bsp/report.html").is_file()
-    assert said[2].startswith("FAILS: bsp\nposition/query-position")
+    assert said[2].startswith("FAILS: bsp\nposition/query-position: ")
     assert call in "".join(f"{line.rstrip()}\n" for line in said[3].splitlines())
 
 
@@ -189,8 +189,9 @@ def test_an_own_test_as_written() -> None:
 
 
 def test_the_sample_of_the_page_on_reports_is_that_of_the_readme() -> None:
-    (sample,) = (block for block in fenced("README.md", "") if block.startswith("position/"))
-    assert sample in fenced("report.md", "")
+    (sample,) = (block for block in fenced("README.md", "") if block.startswith("FAIL position/"))
+    explained = sample.partition("\n")[2].partition("  Reproduce")[0]
+    assert any(explained in block for block in fenced("report.md", ""))
 
 
 def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
