@@ -1,4 +1,4 @@
-"""Pages of the site that are made from the repository: findings, engines, kinds, pictures of benchmarks."""
+"""Pages of the site that are made from the repository: findings, the changelog, engines, issues, kinds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from eqcheck.contract.kinds import FINGERPRINTS, KINDS
 from eqcheck.explanation.handbook import about
 
 ROOT = Path(__file__).resolve().parent.parent
-PICTURES = ("throughput.png", "shares.png", "service.png", "waterfall.png", "predicted.png", "law.png", "traces.png")
 
 
 def on_config(config: Any) -> Any:
@@ -27,14 +26,11 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add reports/README.md as `findings.md`, the changelog, pages of issues and kinds, and pictures of benchmarks."""
+    """Add reports/README.md as `findings.md`, the changelog, and the pages of issues and kinds."""
     text = (ROOT / "reports" / "README.md").read_text(encoding="utf-8")
     files.append(File.generated(config, "findings.md", content=findings(text)))
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     files.append(File.generated(config, "changes.md", content=changes))
-    for name in PICTURES:
-        picture = str(ROOT / "reports" / "bench" / name)
-        files.append(File.generated(config, f"pictures/bench-{name}", abs_src_path=picture))
     for page in sorted((ROOT / "reports" / "issues").glob("*.md")):
         files.append(File.generated(config, f"issues/{page.name}", content=page.read_text(encoding="utf-8")))
     reports, causes = scoreboard.committed(), scoreboard.findings()
@@ -57,14 +53,12 @@ def findings(text: str) -> str:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Put tables and ARCHITECTURE.md in place of lines with a mark, and the site's files in place of a clone's."""
-    made = {"kinds": kinds, "options": options, "engines": engines, "architecture": architecture}
-    made["scoreboard"] = engine_pages
+    """Put tables in place of lines with a mark, and the site's files in place of a clone's."""
+    made = {"kinds": kinds, "options": options, "engines": engines, "scoreboard": engine_pages}
     markdown = re.sub(rf"<!-- ({'|'.join(made)}) -->.*", lambda mark: made[mark[1]](), markdown)
     markdown = markdown.replace("](../reports/README.md)", "](findings.md)")
     markdown = re.sub(r"\](\(|: )\.\./reports/issues/", r"]\1issues/", markdown)
-    markdown = re.sub(r"\[([^\]]*)\]\(\.\./reports/\w+/report\.md\)", r"\1", markdown)
-    return re.sub(r"\]\(\.\./reports/bench/([a-z]+\.png)\)", r"](pictures/bench-\1)", markdown)
+    return re.sub(r"\[([^\]]*)\]\(\.\./reports/\w+/report\.md\)", r"\1", markdown)
 
 
 def engine_pages() -> str:
@@ -74,11 +68,6 @@ def engine_pages() -> str:
     True
     """
     return ", ".join(f"[{engine.name}]({engine.file})" for engine in scoreboard.engines()) + "\n"
-
-
-def architecture() -> str:
-    """ARCHITECTURE.md without its title."""
-    return (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").partition("\n")[2].lstrip()
 
 
 _FIELDS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import re
 import shlex
 from pathlib import Path
@@ -130,22 +131,51 @@ def test_the_first_report_is_as_the_start_page_shows(
     assert call in "".join(f"{line.rstrip()}\n" for line in said[3].splitlines())
 
 
-def test_the_adapter_with_a_draft_and_a_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """It is right as written, and the planted fault is told as shown."""
+def test_the_adapter_with_a_draft_and_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is right as written, and the planted fault has the name that the page gives, in a case of one row."""
     page = PAGES["adapter.md"]
     (code,) = (block for block in fenced("adapter.md", "python") if block.startswith("# engine.py"))
     ((old, new),) = re.findall(r"```diff\n-(.*\n)\+(.*\n)```", page)
     assert code.count(old) == 1
-    (shown,) = (block for block in fenced("adapter.md", "") if block.startswith("position/"))
+    assert "ends with `position/query-position`, in a smallest case of one row" in page
     for name, text, expected in (("right", code, 0), ("wrong", code.replace(old, new), 1)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "engine.py").write_text(text)
         monkeypatch.chdir(tmp_path / name)
         assert main(["audit", "--adapter", "engine.py", "--cases", "30", "--no-corpus"]) == expected
-        said = capsys.readouterr().out
-    assert shown in said
+    report = json.loads(Path("reports/engine/report.json").read_text())
+    (violation,) = report["violations"]
+    assert violation["fingerprint"] == "position/query-position"
+    assert len(violation["case"]["prompts"]) == 1
+    assert "rejected draft" in violation["explanation"]
+
+
+def test_the_adapter_with_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is right as written; without its bias the option is found to be ignored."""
+    (code,) = (block for block in fenced("options.md", "python") if block.startswith("# optional.py"))
+    old = "scores[token] += bias"
+    assert code.count(old) == 1
+    monkeypatch.chdir(tmp_path)
+    for text, expected in ((code, 0), (code.replace(old, "pass"), 1)):
+        Path("optional.py").write_text(text)
+        assert main(["audit", "optional.py", "--cases", "20", "--no-corpus"]) == expected
+    (violation,) = json.loads(Path("reports/optional/report.json").read_text())["violations"]
+    assert violation["fingerprint"].startswith("options/ignored-option")
+
+
+@pytest.mark.filterwarnings("ignore:target. computes in bfloat16")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_the_watched_loop_is_told_as_the_oracle_page_shows(dtype: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The script prints the text below it, in each dtype that the page names; mended, it is equivalent."""
+    (code,) = (block for block in fenced("oracle.md", "python") if block.startswith("# watched.py"))
+    (shown,) = fenced("oracle.md", "")
+    made, missing = "LlamaForCausalLM(config)", "# missing: "
+    assert (code.count(made), code.count(missing)) == (1, 1)
+    code = code.replace(made, f"{made}.to(torch.{dtype})")
+    exec(code, {})
+    assert capsys.readouterr().out == shown
+    exec(code.replace(missing, ""), {})
+    assert capsys.readouterr().out.startswith("equivalent")
 
 
 def test_engines_have_the_dtypes_and_kinds_of_the_table() -> None:
