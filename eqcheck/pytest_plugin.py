@@ -79,7 +79,6 @@ def pytest_configure(config: pytest.Config) -> None:
             setattr(config.option, name, value)
     if not any(config.getoption(name) not in (None, "", [], False) for name in _OPTIONS):
         return  # which pays for nothing, and reads no file
-    from eqcheck.contract import registry
     from eqcheck.contract.errors import UsageError
 
     try:
