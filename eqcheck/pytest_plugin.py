@@ -185,8 +185,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         versions = [f"{name} {version(name)}" for name in ("torch", "transformers")]
         target = config.getoption("--eqcheck-target")
         named = config.getoption("--eqcheck-profile")
-        drawn = f"profile {named}, " if named else ""
-        drawn += f"{config.getoption('--eqcheck-cases')} cases per law, seed {SEED}"
+        laws = f"{config.getoption('--eqcheck-cases')} cases per law"
+        drawn = f"profile {named}, {laws}, the same in every release" if named else f"{laws}, seed {SEED}"
         cases = f"{drawn}{target and f', target {target}'}"
         lines.append(f"eqcheck: {', '.join([__version__, *versions, f'Python {python_version()}', cases])}")
         lines += [f"eqcheck: {line}" for line in (*_past(config), *_older(config))]

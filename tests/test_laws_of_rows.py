@@ -1,4 +1,4 @@
-"""Each law of the conformance suite makes cases that are valid, whatever the drawn one has for its rows."""
+"""Each law of the conformance suite makes a case that is valid, whatever the drawn one has for its rows."""
 
 from random import Random
 

@@ -100,6 +100,13 @@ def test_a_short_name_is_the_newest_and_each_covers_enough() -> None:
     assert all(draw.cases >= 200 for one in PROFILES for draw in one.lanes if "sampling" not in draw.lane)
 
 
+def test_the_line_of_a_profile_promises_sampled_cases_to_decoders_that_sample_alone() -> None:
+    one = profile("ci", "0")
+    assert one.line == "profile ci-2026.12: 200 greedy cases, the same in every release"
+    assert one.line_of(samples=True) == "profile ci-2026.12: 200 greedy cases and 24 sampled, the same in every release"
+    assert profile("nightly", "0").line.endswith("3,000 greedy cases, the same in every release, in at most 20 minutes")
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

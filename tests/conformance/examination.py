@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import tempfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -37,14 +36,13 @@ from eqcheck.lanes.transparent.settle import MINIMISE_S, confirmed, confirms, mi
 from eqcheck.pytest_plugin import SEED
 from eqcheck.result.findings import ENOUGH_TO_CALL_STALE
 from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, Outcome
-from eqcheck.store.casefile import StoredViolation, command, file_stem, write_whole
-from eqcheck.store.corpus import Corpus
+from eqcheck.store.casefile import StoredViolation, command
+from eqcheck.store.corpus import kept
 from eqcheck.workers.fork import ForkWorker, forkable
 from eqcheck.workers.worker import Limits, LocalWorker, Workers
 
 Derive = Callable[[Case, Choices, Decoder], Case]
 Needs = dict[str, Callable[[Case], bool]]
-_CORPUS = Path(".eqcheck")
 _LINES = 40  # of a decoder's own traceback
 
 
@@ -235,18 +233,10 @@ class Examination:
         return f"  Reproduce: {shlex.join(words)}"
 
     def _stored(self, outcome: Outcome) -> str:
-        """The line that replays the case; it is stored in the corpus, or where that cannot be written elsewhere."""
+        """The line that replays the case, which is stored."""
         decoder, text = self.decoder, _told(outcome)
         stored = StoredViolation(outcome.case, decoder.spec or decoder.name, outcome.fingerprint, explanation=text)
-        name = f"{file_stem(str(outcome.fingerprint))}-{outcome.case.id}.json"
-        folder = Corpus(_CORPUS, decoder.name).folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / name, stored.to_json())
-        except OSError:
-            folder = Path(tempfile.mkdtemp(prefix="eqcheck-"))
-            write_whole(folder / name, stored.to_json())
-        return f"  Reproduce: {command(folder / name, self._spec)}"
+        return f"  Reproduce: {command(kept(stored, decoder.name), self._spec)}"
 
 
 def _told(outcome: Outcome) -> str:

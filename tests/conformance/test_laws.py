@@ -1,9 +1,9 @@
 """The laws of a batch speculative decoder, over the families and padding sides it claims.
 
 A failure's text is the oracle's explanation of the smallest case found. One fault fails one law: others that show no
-other fault are skipped, and name that law. A law whose only failures the decoder declares as known is expected to fail:
-the other cases still guard it. Cases that the decoder declines, or that do not meet what
-it requires, are passed over, and said so; a law is skipped where none is left that tests it.
+other fault are skipped, and name that law. A law whose only failures are known is expected to fail: its other cases
+still guard it. Cases that the decoder declines, or that do not meet what it requires, are passed over, and said so; a
+law is skipped where none is left that tests it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _passed_over(decoder: Decoder, found: Found) -> str:
 
 @law()
 def test_solo_equivalence(case: Case, choose: Choices, decoder: Decoder) -> Case:
-    """Every row is what the target emits alone."""
+    """Every row has the tokens that the target returns for it alone."""
     return case
 
 
@@ -106,13 +106,13 @@ def test_batch_mates(case: Case, choose: Choices, decoder: Decoder) -> Case:
 
 @law(SEVERAL_ROWS)
 def test_row_permutation(case: Case, choose: Choices, decoder: Decoder) -> Case:
-    """Permuting rows permutes outputs."""
+    """Reordered rows give reordered outputs."""
     return _rows(case, _order(case, choose))
 
 
 @law(PADDING)
 def test_padding(case: Case, choose: Choices, decoder: Decoder) -> Case:
-    """The padding side, and how much a row is padded, do not matter."""
+    """Neither the padding side nor the amount of padding matters."""
     longer = tuple(choose.some(lambda choose: choose.integer(0, VOCAB_SIZE - 1), 7, 12))
     of_rows: dict[str, Any] = {
         name: (*getattr(case, name), none) for name, none in _OF_ROWS.items() if getattr(case, name)
@@ -123,26 +123,26 @@ def test_padding(case: Case, choose: Choices, decoder: Decoder) -> Case:
 
 @law()
 def test_draft_independence(case: Case, choose: Choices, decoder: Decoder) -> Case:
-    """Any draft, same output."""
+    """Any draft gives the same output."""
     return replace(case, accepts=(), agreement=choose.pick((0.0, 0.2, 0.5, 0.8, 1.0)))
 
 
 @law()
 def test_k_independence(case: Case, choose: Choices, decoder: Decoder) -> Case:
-    """Any number of draft tokens, same output."""
+    """Any number of draft tokens gives the same output."""
     return replace(case, num_draft_tokens=choose.integer(1, 8), accepts=(), agreement=case.agreement or 0.7)
 
 
 @law(AN_EOS)
 def test_eos_placement(case: Case, choose: Choices, decoder: Decoder) -> Case:
-    """A row ends at its first EOS, wherever that falls in a block."""
+    """A row ends at its first EOS, wherever in a block."""
     row = choose.pick(truth_of(case).uncut)
     return replace(case, eos_token_ids=(choose.pick(tuple(dict.fromkeys(row))),))
 
 
 @law()
 def test_exact_limit(case: Case, choose: Choices, decoder: Decoder) -> Case:
-    """A row ends exactly at its limit."""
+    """A row ends exactly at `max_new_tokens`."""
     return replace(case, max_new_tokens=choose.integer(1, 12), eos_token_ids=())
 
 
@@ -154,7 +154,7 @@ def test_determinism(case: Case, choose: Choices, decoder: Decoder) -> Case:
 
 @law(look="query")
 def test_every_query_saw_its_row(case: Case, choose: Choices, decoder: Decoder) -> Case:
-    """Behind every token stands a target query that saw exactly its row."""
+    """Each target query attended to its own row, all of it, at the right positions."""
     return case
 
 
