@@ -366,8 +366,7 @@ TIMEOUT_S = 600  # on a busy machine; without one a run that never ends would no
 NOTHING_SAID = {"cases": 40, "profile": "", "target": "", "known": None, "known_strict": False}
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-@pytest.mark.parametrize("said", ["nothing", "profile", "file"])
+@pytest.mark.parametrize(("said", "workers"), [("nothing", "1"), ("profile", "2"), ("file", "2")])
 @pytest.mark.usefixtures("engines")
 def test_workers_are_told_what_the_first_process_decided(said: str, workers: str, pytester: pytest.Pytester) -> None:
     """No case, profile or known fault is named twice; where a worker is told nothing it may draw for ever."""
@@ -399,12 +398,11 @@ def test_the_suite_ends_in_workers_where_nothing_is_said(pytester: pytest.Pytest
 
 @pytest.mark.parametrize("count", [None, 0])
 def test_a_number_of_cases_that_is_none_is_refused_where_they_are_drawn(count: int | None) -> None:
-    from eqcheck.conformance.examination import Examination
-    from eqcheck.conformance.test_laws import LAWS as laws
+    from eqcheck.conformance import examination, test_laws
 
-    examination = Examination(registry.load("eqspec"), laws, count)  # type: ignore[arg-type]
+    examined = examination.Examination(registry.load("eqspec"), test_laws.LAWS, count)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=f"count: expected a number of cases of at least 1, got {count}"):
-        examination.of("test_solo_equivalence")
+        examined.of("test_solo_equivalence")
 
 
 def test_own_tests_take_the_decoder_which_is_set_up_once(pytester: pytest.Pytester, engines: Path) -> None:

@@ -74,7 +74,7 @@ def test_what_the_scaffold_writes() -> None:
     assert "eqcheck audit engine.py --profile ci --junit eqcheck.xml" in scripts, "a budget would draw by the load"
     assert any(f"'eqcheck[audit] @ git+{REPOSITORY}'" in script for script in scripts), "no index has it"
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
-    assert REPOSITORY == urls["Repository"]
+    assert urls["Repository"] == REPOSITORY
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,9 @@ def as_test(path: Path, adapter: str | None = None) -> str:
         )
     name = re.sub(r"\W+", "_", f"test_{fingerprint or 'case'}_{case.id}")
     about = f"This case showed {fingerprint} with eqcheck {__version__}." if fingerprint else "The rows must be right."
-    own = [named for named in (spec if registry.names_code(spec) else "", target_of(case)) if named]
+    file, attr = _file(spec)
+    code = f"{_from_here(file)}{attr}" if file else spec if registry.names_code(spec) else ""
+    own = [named for named in (code, target_of(case)) if named]
     warning = [f"    # The case file names this code, which the test imports: {json.dumps(one)}" for one in own]
     imports, decoder = _loaded(spec)
     lines = [
@@ -66,13 +68,19 @@ def spec_of(path: Path, stored: StoredViolation, adapter: str | None) -> str:
     return spec
 
 
+def _file(spec: str) -> tuple[str, str]:
+    """The file of a SPEC and the rest of it, as ``:attr``; nothing where it names no file."""
+    parts = re.fullmatch(r"(.*\.py)((?::[^/\\]*)?)", spec) if registry.names_code(spec) else None
+    return (parts[1], parts[2]) if parts else ("", "")
+
+
 def _loaded(spec: str) -> tuple[list[str], list[str]]:
     """The lines of a test that import what it needs, and those that load the decoder."""
-    file = re.fullmatch(r"(.*\.py)((?::[^/\\]*)?)", spec) if registry.names_code(spec) else None
-    if file is None:
+    file, rest = _file(spec)
+    if not file:
         return ["import eqcheck", "", ""], [f"    decoder = eqcheck.load({json.dumps(spec)})"]
-    place = json.dumps(_from_here(file[1]))
-    attr = f" + {json.dumps(file[2])}" if file[2] else ""
+    place = json.dumps(_from_here(file))
+    attr = f" + {json.dumps(rest)}" if rest else ""
     found = [f"    place = {place}"]
     found += ["    places = (folder / place for folder in Path(__file__).resolve().parents)"]
     found += ["    file = next((one for one in places if one.is_file()), place)"]
