@@ -14,14 +14,19 @@ from typing import Any
 import pytest
 
 from eqcheck import cli
-from eqcheck.cli.scaffold import WORKFLOW
+from eqcheck.cli.scaffold import REPOSITORY, WORKFLOW
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 yaml: Any = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[1]
 ACTION = ROOT / "action.yml"
 PLACES = (".github/workflows/*.yml", "examples/*/.github/*/*.yml", "proposals/*/*.yml")
 OWN = [path for place in PLACES for path in sorted(ROOT.glob(place))]
-SCAFFOLD = WORKFLOW.substitute(file="engine.py")
+SCAFFOLD = WORKFLOW.substitute(file="engine.py", repository=REPOSITORY)
 
 
 def steps(text: str) -> list[dict[str, Any]]:
@@ -65,7 +70,11 @@ def test_the_repositorys_own(path: Path) -> None:
 
 def test_what_the_scaffold_writes() -> None:
     assert not flaws(SCAFFOLD)
-    assert any(step.get("run", "").startswith("eqcheck audit engine.py") for step in steps(SCAFFOLD))
+    scripts = [step.get("run", "") for step in steps(SCAFFOLD)]
+    assert "eqcheck audit engine.py --profile ci --junit eqcheck.xml" in scripts, "a budget would draw by the load"
+    assert any(f"'eqcheck[audit] @ git+{REPOSITORY}'" in script for script in scripts), "no index has it"
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    assert urls["Repository"] == REPOSITORY
 
 
 @pytest.mark.parametrize(
@@ -73,8 +82,8 @@ def test_what_the_scaffold_writes() -> None:
     [
         (CHECKOUT, "@main", "not pinned: actions/checkout@main"),
         (CHECKOUT, "@v4.2.2", "not pinned: actions/checkout@v4.2.2"),
-        ("--budget 60s", "--bugdet 60s", "unrecognized arguments: --bugdet 60s"),
-        ("--budget 60s", "--budget soon", "expected a time"),
+        ("--profile ci", "--profil3 ci", "unrecognized arguments: --profil3 ci"),
+        ("--profile ci", "--budget soon", "expected a time"),
         ("engine.py", "${{ github.head_ref }}", "an expression in a script"),
         ("python -m pip install uv", "make nothing", "no such target: make nothing"),
     ],
