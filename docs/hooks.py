@@ -134,8 +134,10 @@ def _kind(kind: str) -> str:
     said = about(kind)
     meaning = KINDS[kind.partition("/")[2]].meaning
     causes = [f"- {cause.what} {' '.join(map(_link, cause.urls))}".rstrip() for cause in said.causes]
-    parts = [f"# {kind}", f"{meaning[0].upper()}{meaning[1:]}.", f"**Example.** {said.example}"]
-    parts += ["**Usual causes.**\n\n" + "\n".join(causes), f"**How to mend it.** {said.fix}"]
+    sample = [f"```text\n{said.sample}\n```"] if said.sample else []
+    parts = [f"# {kind}", f"{meaning[0].upper()}{meaning[1:]}.", f"**What happens.** {said.what}", *sample]
+    parts += ["**Usual causes.**\n\n" + "\n".join(causes), f"**How to tell.** {said.signs}"]
+    parts += [f"**How to fix it.** {said.fix}"]
     return "\n\n".join([*parts, f"`eqcheck explain {kind}` prints this page. [All kinds](../kinds.md)", ""])
 
 
