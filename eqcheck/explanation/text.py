@@ -153,7 +153,7 @@ def _case(e: Explanation, needs: Sequence[str] | None, plain: str, width: int) -
 
 
 def _asked_of_all(e: Explanation, needs: Sequence[str] | None) -> list[str]:
-    """What holds for the whole case, in words."""
+    """Describe what holds for the whole case."""
     given = e.given
     count = (given.requests or len(given.rows)) if given else 0
     words = [many(count, "request")] if count else []
@@ -217,7 +217,7 @@ def _numbers(rows: Sequence[int]) -> str:
 
 
 def _note_of(e: Explanation) -> str:
-    """What the token that came is besides: the pad id, an EOS, a draft token."""
+    """Describe what else the wrong token is: the pad id, an EOS, a draft token."""
     marks = []
     for token, name in ((e.expected, "expected"), (e.observed, "got")):
         kind = _meaning(e, token)
@@ -265,7 +265,7 @@ def _causes(e: Explanation, width: int, brief: bool) -> list[Part]:
 
 
 def _certainty(e: Explanation) -> str:
-    """How sure the cause is, in the words that every report uses."""
+    """Say how sure the cause is, in the words that every report uses."""
     if e.component == "unattributed":
         return "Cause unknown"
     if e.component == "sampling" and e.search is None:
@@ -274,7 +274,7 @@ def _certainty(e: Explanation) -> str:
 
 
 def _read(e: Explanation) -> list[str]:
-    """What the query at fault was fed and what it attended to, and what is wrong with that."""
+    """Describe what the query at fault was fed and what it attended to, and what is wrong with that."""
     q = e.query
     if q is None:
         return []
@@ -345,11 +345,11 @@ def _told(e: Explanation) -> list[str]:
     return lines or ["Nothing shows which part is broken."]
 
 
-# What confirms it.
+# The lines that confirm it.
 
 
 def _confirmed(e: Explanation) -> Part | None:
-    """What repair and copies of the case with other tokens showed of the cause."""
+    """Describe what repair and copies of the case with other tokens showed."""
     if e.component == "unattributed":
         return None
     lines = []
@@ -368,7 +368,7 @@ def _confirmed(e: Explanation) -> Part | None:
 
 
 def consequences(e: Explanation) -> list[str]:
-    """What else is wrong, in this call or later: an entry for each call and kind, and how often."""
+    """List what else is wrong, in this call or later: an entry for each call and kind, and how often."""
     groups: dict[tuple[int, str], int] = {}
     for deviation in e.consequences:
         key = (deviation.call, deviation.fingerprint)
@@ -409,7 +409,7 @@ def _picture(e: Explanation, width: int, brief: bool) -> list[str]:
 
 
 def _likeness(number: int, slot: Slot) -> object:
-    """What neighbours share that are as they should be; None for a slot that gets a line of its own."""
+    """Return what correct neighbours share; None for a slot that gets a line of its own."""
     if _wrong(slot) or slot.index is None:
         return None
     if slot.kind != "token" or slot.of_position is None or slot.position is None:

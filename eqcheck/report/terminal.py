@@ -44,7 +44,7 @@ def progress(quiet: bool = False, known: Mapping[str, Collection[str]] = {}) -> 
 
 @dataclass(frozen=True)
 class _Count:
-    """How far an event is with ``noun`` cases: how many are ``done``, of how many, and a note."""
+    """Hold how far an event is with ``noun`` cases: how many are ``done``, of how many, and a note."""
 
     noun: str
     done: int

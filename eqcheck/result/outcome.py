@@ -100,5 +100,5 @@ class Outcome:
         return self.status == "violation"
 
     def repeats(self, other: Outcome) -> bool:
-        """Whether a second run gave the same answer, or failed in the same way."""
+        """Return whether a second run gave the same answer, or failed in the same way."""
         return (self.symptom, self.outputs) == (other.symptom, other.outputs)

@@ -117,7 +117,7 @@ def left_behind(outcome: Outcome, decode: Callable[[EngineCase], Outcome]) -> St
 
 
 def _returned_whole(outcome: EngineOutcome) -> tuple[RowVerdict, Statement] | None:
-    """Whether every wrong row is its prompt and what the target emits."""
+    """Return whether every wrong row is its prompt and what the target emits."""
     rows = outcome.case.rows
     wrong = [
         RowVerdict(one.row, tuple(truth(outcome.case.checkpoint).row(rows[one.row])), tuple(one.observed))
@@ -155,7 +155,7 @@ def abduced(outcome: Outcome) -> Abduced | None:
 
 
 def fitting(outcome: Outcome, elsewhere: Sequence[Abduced], partly: bool = False) -> Abduced | None:
-    """Of the findings in other cases, the first that explains every wrong token of this one; see `fits`."""
+    """Return the first finding of another case that explains every wrong token of this one; see `fits`."""
     known = [one for found in elsewhere for one in (found, *found.also)]
     fit = fits(evidence(outcome), [one.search.edit for one in known], partly) if known else set()
     return next((one for one in known if one.search.edit in fit), None)

@@ -98,7 +98,7 @@ class CheckpointLane(Lane):
         self.bare: dict[str, Outcome] = {}  # by id of case, without its minimum, or its switch
         self.scripting = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
         self.investigation = Investigation(decoder, self._decode, self.repeats)
-        # By whether prefixes are cached: where answers were seen to depend on what the process had decoded before.
+        # The values of prefix caching with which answers depended on what the process had decoded before.
         self.carrying: set[bool | None] = set()
         self.doubted = False  # whether a case alone was seen to give another answer
         self.alone: Outcome  # of the case that was last decoded alone
@@ -193,7 +193,8 @@ class CheckpointLane(Lane):
         return cause is not None
 
     def repeats(self, outcome: Outcome) -> bool:
-        """Whether a new engine gives the same answer to this case alone, time and again; else each of a few new ones.
+        """Return whether a new engine gives the same answer to this case alone, time and again; else each of a few new
+        ones.
 
         One that did not end gets more time, once: a slow case on a busy machine is no hang.
         """
@@ -269,7 +270,9 @@ class CheckpointLane(Lane):
         return finding
 
     def _always_wrong(self, outcome: Outcome) -> bool:
-        """Whether each new engine gives wrong tokens, though not the same ones; a built checkpoint has no ties."""
+        """Return whether each new engine gives wrong tokens, though not the same ones;
+        a built checkpoint has no ties.
+        """
         if outcome.outputs is None or not checkpoint(outcome.case.checkpoint).built:
             return False
         for _ in range(REPEATS):

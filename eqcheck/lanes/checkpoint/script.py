@@ -94,7 +94,7 @@ from typing import Any
 
 
 def scripted(decoder: Decoder, finding: Finding) -> bool:
-    """Whether there may be a script: the adapter has what it takes, and it would end."""
+    """Return whether there may be a script: the adapter has what it takes, and it would end."""
     failure = finding.outcome.explanation
     told = failure is not None and finding.outcome.outputs is not None  # beside tokens that are right
     told = told and not isinstance(finding.case, SampledEngineCase)  # a law is wrong by its tokens
@@ -186,7 +186,7 @@ def about_case(needs: Sequence[str], plain: str) -> str:
 
 
 def _command(case: EngineCase, dtype: str) -> str:
-    """How a script is run; a built checkpoint is written first."""
+    """Return how a script is run; a built checkpoint is written first."""
     pair = checkpoint(case.checkpoint, dtype)
     if not pair.built:
         return "python <this file>"

@@ -102,7 +102,7 @@ class CheckpointTarget(SampledTarget):
         return named_by_tokens(outcomes) if 2 * gathered.wealth.tokens >= self.naming[1] else None
 
     def by_law(self, finding: Finding) -> bool:
-        """Whether a law that is wrong may explain a finding: a greedy row has none."""
+        """Return whether a law that is wrong may explain a finding: a greedy row has none."""
         return finding.explanation.subject != GREEDY
 
     def look(self, lane: SampledLane) -> None:
@@ -138,7 +138,7 @@ class CheckpointTarget(SampledTarget):
                 return
 
     def _plain(self, case: SampledEngineCase, tokens: int, decode: Callable[[Any], Outcome], rng: Random) -> str:
-        """How the engine does without speculation, drawn for twice the tokens; empty where that is unclear."""
+        """Return how the engine does without speculation, drawn for twice the tokens; empty where that is unclear."""
         most = 2 * max(LEAST // 2, tokens)
         drawn = drawn_again(replace(case, drafting="none"), decode, most, time.monotonic() + PLAIN_S, rng)
         if drawn.violated:
@@ -201,7 +201,7 @@ class CheckpointTarget(SampledTarget):
         return replace(finding, script=text)
 
     def _promises(self, lane: SampledLane) -> None:
-        """Whether rows with seeds keep what is promised: a promise is broken where two cases show it alike.
+        """Return whether rows with seeds keep what is promised: a promise is broken where two cases show it alike.
 
         One difference may be rounding: it moves a draw that lies near a boundary.
         """
@@ -245,7 +245,8 @@ def _judged(judge: Judge, dtype: str, case: Any, answer: Mapping[str, Any]) -> O
 
 
 def _rounded(outcome: Outcome, read: Explanation) -> bool:
-    """Whether rounding may have decided between two tokens: they are equally likely up to it, or it is not known.
+    """Return whether rounding may have decided between two tokens: they are equally likely up to it, or it is not
+    known.
 
     The laws at hand are those behind what was emitted in the case itself.
     """
