@@ -17,7 +17,7 @@ from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.errors import UsageError
 from eqcheck.lanes.checkpoint import drawing
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
-from eqcheck.report.terminal import progress
+from eqcheck.report.progress import progress
 from eqcheck.result.findings import Audit, Options
 from eqcheck.workers import interpreter
 

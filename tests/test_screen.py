@@ -25,7 +25,8 @@ from eqcheck.contract import registry
 from eqcheck.contract.errors import UsageError
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.transparent.lane import TransparentLane
-from eqcheck.report.terminal import progress, summary
+from eqcheck.report.progress import progress
+from eqcheck.report.terminal import summary
 from eqcheck.result.findings import Audit, Options
 from eqcheck.result.outcome import Outcome
 

@@ -155,7 +155,7 @@ def _reported(plan: Plan, decoders: Sequence[Decoder], places: Mapping[str, Path
     """The audits, each with its report, which is written as soon as the audit ends."""
     from eqcheck.campaign import processes
     from eqcheck.report.build import write
-    from eqcheck.report.terminal import progress
+    from eqcheck.report.progress import progress
     from eqcheck.result import losses
     from eqcheck.store.corpus import shared_corpus
 
