@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,8 +17,9 @@ from eqcheck.campaign import events, joining
 from eqcheck.campaign.pace import Pace, interruptible, pointless
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.requirements import unmet
-from eqcheck.explanation.notice import VACUOUS, Notice
+from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.lanes.lane import Lane, lane_named, lanes_of
+from eqcheck.result import claims
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, UNTRIED, Outcome
 from eqcheck.store.casefile import stored_violation
@@ -77,6 +78,10 @@ def concluded(audits: list[Audit]) -> Audit:
         result.join(other)
     if _failed_fast(result):  # it ended before it could ask for more
         result.warnings = [said for said in result.warnings if not isinstance(said, Notice) or said.kind != VACUOUS]
+    result.unreached = [one for one in result.unreached if not result.tally.tested[one.claim]]
+    if result.unreached and result.tally.drawn:
+        kind = INCONCLUSIVE if result.silent and not result.violations else VACUOUS
+        result.warnings.append(Notice(claims.sentence(result.unreached, result.tally.drawn), kind))
     return result
 
 
@@ -151,19 +156,21 @@ class Campaign:
         result.warnings[:0] = [*([result.decoder.note] if result.decoder.note else []), *self.notes]
         result.warnings += dict.fromkeys(self.corpus.warnings) if self.corpus else ()
         self.lane.conclude()
+        if not (result.interrupted or result.violations):
+            result.unreached = self.lane.unreached()
         result.findings = [replace(one, others=joining.others(result, one)) for one in result.findings]
         return result
 
     def _keep_the_rest(self) -> None:
         """Count what nobody had the time to look into with findings that look alike, or as findings of its own."""
         for group in self.groups():
-            count, claimed = sum(outcome.drawn for outcome in group), self.result.claims(group[0].case)
+            claimed = self.result.claims(group[0].case)
             for number, finding in enumerate(self.result.findings):
                 if group[0].symptom in finding.seen and self.result.claims(finding.case) == claimed:
-                    self.result.findings[number] = replace(finding, count=finding.count + count)
+                    self.result.findings[number] = _with(finding, group)
                     break
             else:
-                self.add(self.lane.unsettled(group[0], UNTRIED), count)
+                self.add(self.lane.unsettled(group[0], UNTRIED), group)
         self.pending = {}
 
     def tell(self, event: type[events.Event], *values: Any) -> None:
@@ -319,26 +326,31 @@ class Campaign:
         """
         findings = self.lane.explain(outcome, group, partial(self.pace.left, groups, len(self.pending)))
         for finding in findings or ():
-            self.add(finding, int(outcome.drawn), looked_into=True)
+            self.add(finding, [outcome], looked_into=True)
         if findings is None:
             doubtful = replace(self.lane.unsettled(outcome, UNREPEATED), standing="inconclusive")
-            self.add(doubtful, int(outcome.drawn))
+            self.add(doubtful, [outcome])
         return findings
 
     def _counts(self, outcome: Outcome) -> bool:
         """Count a failing case with the finding that it belongs to, if there is one."""
         if (number := self.lane.counted(outcome)) is not None:
-            finding = self.result.findings[number]
-            self.result.findings[number] = replace(finding, count=finding.count + outcome.drawn)
+            self.result.findings[number] = _with(self.result.findings[number], [outcome])
         return number is not None
 
-    def add(self, finding: Finding, count: int, looked_into: bool = False) -> None:
-        """Add a finding, or count it with an earlier one that it is not distinct from."""
-        finding, findings = replace(finding, count=count), self.result.findings
+    def add(self, finding: Finding, shown_by: Sequence[Outcome], looked_into: bool = False) -> None:
+        """Add a finding that these cases show, or count them with an earlier one that it is not distinct from."""
+        finding, findings = _with(replace(finding, count=0), shown_by), self.result.findings
         self.store(finding, looked_into)
         for number, earlier in enumerate(findings):
             if earlier.standing == finding.standing and (joined := joining.joined(earlier, finding)):
-                findings[number] = replace(joined, count=earlier.count + count)
+                findings[number] = _with(replace(joined, count=earlier.count, replayed=earlier.replayed), shown_by)
                 return
         findings.append(finding)
         self.tell(events.Settled, finding)
+
+
+def _with(finding: Finding, shown_by: Sequence[Outcome]) -> Finding:
+    """The finding with these cases counted, too: drawn ones, and those that earlier audits stored."""
+    drawn = sum(outcome.drawn for outcome in shown_by)
+    return replace(finding, count=finding.count + drawn, replayed=finding.replayed + len(shown_by) - drawn)

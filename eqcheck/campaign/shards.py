@@ -228,6 +228,8 @@ class _Lane:
         result.drawing_s += part.drawing_s
         result.interrupted |= part.interrupted
         result.files |= part.files
+        known = {one.claim for one in result.unreached}
+        result.unreached += [one for one in part.unreached if one.claim not in known]
         self.versions |= {part.version: None} if part.version else {}
         self.warnings |= dict.fromkeys(with_kinds(part.warnings, part.warning_kinds))
         for finding in (finding_of(*one) for one in part.findings):
@@ -273,7 +275,8 @@ def _one(earlier: Finding, later: Finding) -> Finding:
         for axis in {**earlier.axes, **later.axes}
     }
     seen = tuple(dict.fromkeys((*earlier.seen, *later.seen)))
-    return replace(best, count=earlier.count + later.count, seen=seen, axes=axes)
+    count, replayed = earlier.count + later.count, earlier.replayed + later.replayed
+    return replace(best, count=count, replayed=replayed, seen=seen, axes=axes)
 
 
 def _size(finding: Finding) -> tuple[bool, bool, int, str]:

@@ -127,6 +127,7 @@ def report_of(audit: Audit, folder: Path) -> Report:
         stale=tuple(audit.stale),
         outdated=tuple(audit.outdated),
         served=_served(audit),
+        unreached=tuple(audit.unreached),
         written=audit.written,
         command=audit.command,
         interrupted=audit.interrupted,
@@ -200,6 +201,7 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedV
         story=shown.story,
         known_until=listed.until.isoformat() if listed else None,
         others=shown.others,
+        stored=sum(finding.replayed for finding in findings),
     )
 
 

@@ -104,6 +104,18 @@ class Content:
         """In how many cases a finding shows, in the words ``of`` that, or that all sampled tokens show it."""
         return "all sampled tokens" if self.law_alone and finding.evidence.of_law else of or cases(finding)
 
+    def counted(self, finding: ReportedViolation) -> str:
+        """How many of the drawn cases show a finding, and how many of the stored ones, each as far as there are any."""
+        drawn, stored = self.r.cases.run, self.r.corpus.replayed
+        if not finding.stored:
+            return f"{finding.count} of {many(drawn, 'case')}"
+        of_stored = f"{finding.stored} of {stored} stored"
+        return (
+            f"{finding.count} of {drawn} drawn, {of_stored}"
+            if drawn
+            else f"{of_stored} {'case' if stored == 1 else 'cases'}"
+        )
+
     @property
     def near_ties(self) -> list[str]:
         """The near-ties, a line each, behind one that says how many; empty where none is told."""

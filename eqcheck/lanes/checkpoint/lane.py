@@ -19,7 +19,7 @@ from eqcheck.case.engine import EngineCase
 from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.judge import Judge
 from eqcheck.checkpoints.models import checkpoint
-from eqcheck.contract.decoders import Decoder, hook
+from eqcheck.contract.decoders import CAPABILITIES, Decoder, hook
 from eqcheck.contract.errors import CaseError
 from eqcheck.contract.options import SCORING
 from eqcheck.contract.requirements import unmet
@@ -32,7 +32,8 @@ from eqcheck.lanes.checkpoint.investigate import ENDS, Investigation
 from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome, judged
 from eqcheck.lanes.checkpoint.reduction import MANY, SWITCH, needs, without
 from eqcheck.lanes.checkpoint.script import checked_script, scripted, shared
-from eqcheck.lanes.lane import LESS, REPEATS, Lane
+from eqcheck.lanes.lane import LESS, OF_SAMPLED_ROWS, REPEATS, ROW_OPTIONS, Lane
+from eqcheck.result.claims import Claim
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import HANG, UNTRIED, Outcome
 from eqcheck.workers.interpreter import InterpreterWorker, environment
@@ -110,6 +111,23 @@ class CheckpointLane(Lane):
     def drawing(self) -> Iterator[None]:
         with engine(self, self.python) as self.running:
             yield
+
+    def claimed(self) -> list[Claim]:
+        """Checkpoints, drafters and options; of a decoder that is called with models the options of rows alone."""
+        decoder, rest = self.decoder, {"finish-reason", "seeds", "no-drafts", "only-dictated-drafts"}
+        if not (decoder.checkpoints or self.options.python):
+            asked = [name for name in CAPABILITIES if name in decoder.capabilities and name in ROW_OPTIONS]
+            return [Claim("capability", name) for name in asked]
+        drafters = {"ngram": "ngram", "dictated-drafts": "dictated", "only-dictated-drafts": "dictated"}
+        claimed = [Claim("drafter", name) for own, name in drafters.items() if own in decoder.capabilities]
+        if "no-drafts" in decoder.capabilities:
+            claimed = [Claim("drafter", "none")]
+        elif "only-dictated-drafts" not in decoder.capabilities:
+            claimed.append(Claim("drafter", "model"))
+        rest |= {"n"} if "sampled-n" in decoder.requires else set()
+        names = [one for one in decoder.capabilities if one not in {*rest, *drafters, *OF_SAMPLED_ROWS}]
+        claimed += [Claim("capability", name) for name in names]
+        return claimed + [Claim("checkpoint", kind) for kind in decoder.kinds]
 
     def cases(self) -> Iterator[EngineCase]:
         decoder, bounds = self.decoder, self.options.within(SERVED)

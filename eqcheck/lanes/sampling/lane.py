@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 
 from eqcheck.contract.decoders import Decoder
 from eqcheck.explanation.records import many
-from eqcheck.lanes.lane import Lane
+from eqcheck.lanes.lane import OF_SAMPLED_ROWS, Lane
 from eqcheck.lanes.sampling.conclusions import REGIMES, law_finding
 from eqcheck.lanes.sampling.conclusions import conclusions as of_tokens
 from eqcheck.lanes.sampling.evidence import LONGER, NOTHING_SEEN, Gathered, drawn_again
 from eqcheck.lanes.sampling.judge import BY_LAW, IMPOSSIBLE, PROMISES
+from eqcheck.result.claims import Claim
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.naming import Named
@@ -101,6 +102,14 @@ class SampledLane(Lane):
     def drawing(self) -> Iterator[None]:
         with self.target.drawing(self) as self.running:
             yield
+
+    def claimed(self) -> list[Claim]:
+        names = (*OF_SAMPLED_ROWS, *(["n"] if "sampled-n" in self.decoder.requires else []))
+        return [Claim("capability", name) for name in names if name in self.decoder.capabilities]
+
+    def drawn_anew(self) -> Iterator[Any]:
+        cases: Iterator[Any] = self.target.source.cases()
+        return cases
 
     def cases(self) -> Iterator[Any]:
         """Cases until there are tokens enough; where the law is seen to be wrong, enough for a name."""

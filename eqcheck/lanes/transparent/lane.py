@@ -12,6 +12,7 @@ from typing import Any
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import POISONED, Decoder
 from eqcheck.contract.family import FAMILY, claimed_by
+from eqcheck.drawing.cases import DRAWN_OPTIONS, fits
 from eqcheck.explanation.notice import INCONCLUSIVE, Notice
 from eqcheck.lanes.lane import Lane
 from eqcheck.lanes.transparent.conclusions import conclusions as of_counts
@@ -21,6 +22,7 @@ from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.lanes.transparent.sequences import Fresh, SequenceSearch, verdict
 from eqcheck.lanes.transparent.settle import confirmed, confirms, minimise, of_state
 from eqcheck.memory.probe import probe_case, try_memory
+from eqcheck.result.claims import Claim
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import HANG, Outcome
 from eqcheck.result.story import DrawnDecode
@@ -38,7 +40,14 @@ class TransparentLane(Lane):
         states = tuple(state for state in decoder.cache_states if not (targets and state in POISONED))
         sides, requires = decoder.padding_sides, decoder.requires
         self.source = Source(
-            options.seed, families, sides, states, requires, options.bounds, capabilities=decoder.capabilities
+            options.seed,
+            families,
+            sides,
+            states,
+            requires,
+            options.bounds,
+            capabilities=decoder.capabilities,
+            opening=not options.profile,
         )
         self.result = Audit(decoder, options, "transparent", families, claimed)
         self.sequences: SequenceSearch | None = None
@@ -52,6 +61,15 @@ class TransparentLane(Lane):
 
     def cases(self) -> Iterator[Case]:
         return (self.source.chunk(number // CHUNK, number % CHUNK + 1)[number % CHUNK] for number in count())
+
+    def claimed(self) -> list[Claim]:
+        families = [family for family in self.source.families if family in self.result.claimed_families]
+        states = [s for s in self.source.cache_states if any(fits(s, one, self.options.bounds) for one in families)]
+        options = [name for name in DRAWN_OPTIONS if name in self.source.capabilities]
+        claimed = [Claim("family", family) for family in families]
+        claimed += [Claim("padding side", side) for side in self.source.padding_sides] if families else []
+        claimed += [Claim("cache state", state) for state in states]
+        return claimed + ([Claim("capability", name) for name in options] if families else [])
 
     def asks(self, case: Any) -> bool:
         source = self.source
