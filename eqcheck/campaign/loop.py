@@ -47,9 +47,11 @@ def audit(decoder: Decoder, options: Options, listen: events.Listener = lambda e
 def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda event: None) -> list[Audit]:
     """The result of each lane of a decoder's audit, without the conclusions from its counts."""
     begun = time.monotonic()
-    first, *others = (Campaign(lane, listen) for lane in lanes_of(decoder, options))
+    first, *others = campaigns = [Campaign(lane, listen) for lane in lanes_of(decoder, options)]
     sampled = any(other.lane.sampled for other in others)
-    drawn = first.result.lane, first.lane.total, first.result.families, sampled
+    counts = [one.lane.options.cases for one in campaigns]
+    total = None if None in counts else sum(count or 0 for count in counts)
+    drawn = first.result.lane, total, first.result.families, sampled
     listen(events.Started(decoder.name, *drawn, options.budget))
     results = [first.result]
     first.seek()
@@ -108,6 +110,7 @@ class Campaign:
         self.hung: Counter[str] = Counter()
         self.over = False
         self.pace, lane.on_loading = Pace(lane), partial(self.tell, events.Loading)
+        lane.on_step = partial(self.tell, events.Working)
         self.check: Callable[[], None] = lambda: None
 
     def run(self) -> None:
@@ -215,9 +218,8 @@ class Campaign:
             if outcome.failed:
                 self.failing += self.result.claims(outcome.case)
                 self.gather(outcome)
-            self.tell(
-                events.CaseDone, len(self.result.outcomes), self.total, self.failing, False, self.result.lane, outcome
-            )
+            done = len(self.result.outcomes), self.total, self.failing, False, self.result.lane, outcome
+            self.tell(events.CaseDone, *done, *self.lane.evidence)
             self.over |= outcome.symptom == HANG and self._gives_up(outcome)
             self.over |= pointless(self.result.outcomes)
             if self.over:

@@ -22,10 +22,16 @@ EPILOG = (
 )
 
 
+_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
+"""Variables that keep transformers ("Loading weights") and engines from drawing bars of their own over our line."""
+
+
 def import_models() -> None:
     """Import torch and transformers, which takes most of the time of a short command."""
     if "transformers.generation.utils" in sys.modules:
         return
+    for name in _BARS:  # also for the processes in which decoders run
+        os.environ.setdefault(name, "1")
     gc.disable()  # their many objects last, and the collector would walk them over and over: a sixth of the time
     try:
         import transformers.generation.utils  # noqa: F401

@@ -50,7 +50,8 @@ class Lane(ABC):
     so many ``seconds`` where neither time nor cases are given. ``sampled``: the answers of a decoder need not repeat.
     ``conditional``: what a finding needs beside its symptom is known only when its case was looked into. ``begun`` is
     when the first case was drawn, on the monotonic clock. ``on_loading`` is called with the name of a checkpoint
-    that takes long to be loaded. ``lanes`` are the names of all lanes of the audit.
+    that takes long to be loaded, ``on_step`` with each step (`eqcheck.campaign.events.Step`) that may take seconds, and
+    what it is about. ``lanes`` are the names of all lanes of the audit.
     """
 
     share: float = 1.0
@@ -64,6 +65,7 @@ class Lane(ABC):
         self.decoder, self.options = decoder, options
         self.total = options.cases
         self.on_loading: Callable[[str], None] = lambda name: None
+        self.on_step: Callable[[str, str], None] = lambda step, subject: None
         self.begun = time.monotonic()
         self.lanes: tuple[str, ...] = ()
 
@@ -94,6 +96,11 @@ class Lane(ABC):
     @abstractmethod
     def cases(self) -> Iterator[Any]:
         """The cases to decode, drawn as they are asked for; the same for the same options."""
+
+    @property
+    def evidence(self) -> tuple[int, float]:
+        """The sampled tokens so far, and the decimal logarithm of what they say against the target's distribution."""
+        return 0, 0.0
 
     def claimed(self) -> list[Claim]:
         """The claims of the decoder that the cases of this lane are to test, in so far as any of them can."""

@@ -1,23 +1,51 @@
-"""Progress on standard error while an audit runs."""
+"""Progress of an audit on standard error: one line that a terminal rewrites, or a line now and then in a log.
+
+The line has the evidence so far (cases done and failing, what sampled tokens say) and what is done at the moment. A log
+gets the first line at once, then one each `_EVERY_S`, and the first failing case of each kind as soon as it is seen.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from math import inf
-from typing import Any
+from dataclasses import dataclass, field
 
-from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Loading, Settling, Started, ViolationSeen
+from eqcheck.campaign.events import (
+    CaseDone,
+    Event,
+    Finished,
+    Listener,
+    Loading,
+    Settling,
+    Started,
+    Step,
+    ViolationSeen,
+    Working,
+)
 from eqcheck.contract.escaping import printable
-from eqcheck.contract.limits import LOADING
 from eqcheck.explanation.records import many
 
-_RATED = 5  # cases after the first that say how long the others take
-_PLAIN_EVERY_S = 5.0
-_CAUSES, _STORED = "failing case", "stored case"
+_EVERY_S = 10.0  # between the lines of a log
+_FIRST_S = 2.0  # the same until the first case is done: so long nobody has to wonder
+_RATED = 5  # cases after which the time that is left is estimated
+_CLOCK_AFTER_S = 3.0  # a step that takes so long shows its seconds
+_LIMIT = 6  # decimal logarithm of the evidence that is a violation
+
+_STEPS: dict[Step, str] = {
+    "models": "loading torch",
+    "self-check": "self-check",
+    "decoder": "loading the decoder",
+    "stored": "running stored cases",
+    "explain": "explaining {}",
+    "shrink": "making the case of {} small",
+    "script": "writing the script of {}",
+    "name": "looking for the cause in the sampled tokens",
+    "report": "writing the report",
+}
+"""Each step in words."""
 
 
 @contextmanager
@@ -29,108 +57,183 @@ def progress(quiet: bool = False, known: Mapping[str, Collection[str]] = {}) -> 
     if quiet:
         yield lambda event: None
     elif sys.stderr.isatty():
-        yield from _bars(known)
+        yield from _rewritten(known)
     else:
-        yield _plain(known)
+        yield from _logged(known)
 
 
-@dataclass(frozen=True)
-class _Count:
-    """How far an event is with ``noun`` cases: how many are ``done``, of how many, and a note."""
-
-    noun: str
-    done: int
-    total: int | None
-    note: str = ""
-
-    @classmethod
-    def of(cls, event: Event) -> _Count | None:
-        """The count of an event; None for one that counts nothing."""
-        match event:
-            case Settling(symptom=symptom, number=number, done=done, total=total):
-                note = f"cause {number}: {symptom}" if symptom else many(number, "cause")
-                return cls(_CAUSES, done, total, printable(note))
-            case CaseDone(stored=True, done=done):
-                return cls(_STORED, done, None)
-            case CaseDone(done=done, total=total, lane=lane, failing=failing):
-                noun = "sampled case" if lane.endswith("sampling") else "case"
-                return cls(noun, done, total, f"{failing} in violation" if failing else "")
-        return None
-
-
-def _bars(known: Mapping[str, Collection[str]]) -> Iterator[Listener]:
-    """A bar for the cases of each decoder, and one for those of them that fail while their causes are looked for."""
+def _rewritten(known: Mapping[str, Collection[str]]) -> Iterator[Listener]:
+    """The line in a terminal, and above it what is announced."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-    from rich.table import Column
+    from rich.live import Live
+    from rich.spinner import Spinner
+    from rich.text import Text
 
-    shown: tuple[Any, ...] = (TextColumn("{task.description}", markup=False), BarColumn(8), MofNCompleteColumn())
-    shown += (TimeElapsedColumn(Column(min_width=7)), TextColumn("{task.fields[note]}", markup=False))
-    tasks: dict[tuple[str, str], Any] = {}
-    with Progress(*shown, console=Console(stderr=True)) as bars:
+    state, spinner = _State(known), Spinner("dots")
+
+    class Line:
+        def __rich__(self) -> Text:
+            begin = spinner.render(time.monotonic())
+            line = begin if isinstance(begin, Text) else Text(str(begin))
+            return Text.assemble(line, " ", state.line(), no_wrap=True, overflow="ellipsis")
+
+    console = Console(stderr=True)
+    with Live(Line(), console=console, refresh_per_second=5, transient=True, redirect_stdout=False) as live:
 
         def listen(event: Event) -> None:
-            for line in _announced(event, known):
-                bars.console.print(line, markup=False, highlight=False)
-            if isinstance(event, Finished):
-                for key in [key for key in tasks if key[0] == event.decoder]:
-                    bars.remove_task(tasks.pop(key))
-            if (count := _Count.of(event)) is None:
-                return
-            if count.noun != _STORED and (bar := tasks.pop((event.decoder, _STORED), None)) is not None:
-                bars.remove_task(bar)  # no more of them come in this lane, and a bar without a total never ends
-            if (key := (event.decoder, count.noun)) not in tasks:
-                name = "examined" if count.noun == _CAUSES else f"{count.noun}s"
-                tasks[key] = bars.add_task(printable(f"{event.decoder} {name}"), total=None, note="")
-            bars.update(tasks[key], completed=count.done, total=count.total, note=count.note)
+            for line in state.heard(event):
+                live.console.print(line, markup=False, highlight=False)
 
         yield listen
 
 
-def _plain(known: Mapping[str, Collection[str]]) -> Listener:
-    started: dict[str, float] = {}
-    printed: dict[tuple[str, str], float] = {}
-    ends: dict[str, float] = {}  # where a budget ends the cases before there are as many as were asked
-    first: dict[tuple[Any, ...], tuple[float, int]] = {}  # time and count, when a lane has a decoder loaded
+def _logged(known: Mapping[str, Collection[str]]) -> Iterator[Listener]:
+    """Lines in a log; a thread writes them also while nothing happens that it could hear of."""
+    log, over = _Log(_State(known)), threading.Event()
+    clock = _Clock(log.due, over)
+    clock.start()
+    try:
+        yield log.heard
+    finally:
+        over.set()
+        clock.join()
 
-    def listen(event: Event) -> None:
+
+class _Clock(threading.Thread):
+    """Calls something each second until it is ``over``; no decoder waits for this thread, so it may be forked away."""
+
+    def __init__(self, call: Callable[[], None], over: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.call, self.over = call, over
+
+    def run(self) -> None:
+        while not self.over.wait(1.0):
+            self.call()
+
+
+class _Log:
+    """The lines of a log: which are due, and when the last was written."""
+
+    def __init__(self, state: _State) -> None:
+        self.state, self.lock = state, threading.Lock()
+        self.last: float | None = None
+        self.written = ""
+
+    def heard(self, event: Event) -> None:
+        with self.lock:
+            for line in self.state.heard(event):
+                self._write(line)
+                self.last = self.last if isinstance(event, ViolationSeen) else time.monotonic()
+        self.due()
+
+    def due(self) -> None:
+        with self.lock:
+            now, line = time.monotonic(), self.state.line()
+            every = _EVERY_S if self.state.begun else _FIRST_S
+            if line and line != self.written and (self.last is None or now - self.last >= every):
+                self.last, self.written = now, line
+                self._write(line)
+
+    def _write(self, line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+
+@dataclass
+class _Decoder:
+    """How far the audit of one decoder is: its ``counts`` by kind of case, and since when they are counted."""
+
+    counts: dict[str, CaseDone] = field(default_factory=dict)
+    since: dict[str, tuple[float, int]] = field(default_factory=dict)
+    step: str = ""
+    begun: float = 0.0
+    ends: float | None = None
+
+    def line(self, now: float) -> str:
+        told = [self._counted(noun, event, now) for noun, event in list(self.counts.items())[-1:]]
+        if self.step:
+            seconds = now - self.begun
+            told.append(f"{self.step}, {seconds:.0f} s" if seconds >= _CLOCK_AFTER_S else self.step)
+        return "; ".join(told)
+
+    def _counted(self, noun: str, event: CaseDone, now: float) -> str:
+        of = f"{event.done} of {event.total} {noun}s" if event.total else many(event.done, noun)
+        told = [of, *([f"{event.failing} fail" if event.failing > 1 else "1 fails"] if event.failing else [])]
+        if event.tokens:
+            told.append(f"{many(event.tokens, 'token')}, evidence {power(event.evidence)} of {power(_LIMIT)}")
+        first, before = self.since[noun]
+        if noun == "case" and event.total and not self.step and event.done >= before + _RATED:
+            left = (now - first) / (event.done - before) * (event.total - event.done)
+            left = left if self.ends is None else min(left, max(0.0, self.ends - now))
+            told.append(f"about {left:.0f} s left")
+        return ", ".join(told)
+
+
+class _State:
+    """All that was heard, as one line; `heard` returns what is to be announced at once."""
+
+    def __init__(self, known: Mapping[str, Collection[str]]) -> None:
+        self.known = known
+        self.decoders: dict[str, _Decoder] = {}  # those whose audits run
+        self.step, self.stepped = "", 0.0  # of the whole command
+        self.begun = False  # whether a case is done
+        self.finished = 0
+
+    def line(self) -> str:
         now = time.monotonic()
-        for line in _announced(event, known):
-            print(line, file=sys.stderr, flush=True)
-        begun = started.setdefault(event.decoder, now)
-        if isinstance(event, Started) and event.within:
-            ends[event.decoder] = now + event.within
-        if (count := _Count.of(event)) is None:
-            return
-        # The first word on causes comes at once, since the next may take long; the last comes always.
-        causes, key = count.noun == _CAUSES, (event.decoder, count.noun)
-        since, before = first.setdefault((*key, count.total), (now, count.done))
-        last = printed.setdefault(key, begun if count.noun == "case" else 0.0)
-        if now - last < _PLAIN_EVERY_S and not (causes and count.done == count.total):
-            return
-        printed[key] = now
-        line = many(count.done, count.noun) if count.total is None else f"{count.done} of {count.total} {count.noun}s"
-        line += " examined" * causes
-        if count.noun == "case" and count.total and count.done >= before + _RATED:
-            left = (now - since) / (count.done - before) * (count.total - count.done)
-            line += f", about {min(left, max(0.0, ends.get(event.decoder, inf) - now)):.0f} s left"
-        print(f"{event.decoder}: {line}{f'; {count.note}' if count.note else ''}", file=sys.stderr, flush=True)
+        if not self.decoders:
+            seconds = now - self.stepped
+            return f"{self.step}, {seconds:.0f} s" if self.step and seconds >= _CLOCK_AFTER_S else self.step
+        told = [f"{name}: {one.line(now)}" for name, one in list(self.decoders.items()) if one.line(now)]
+        done = [f"{many(self.finished, 'decoder')} done"] if self.finished else []
+        return printable(" | ".join([*done, *told])) if told else ""
 
-    return listen
+    def heard(self, event: Event) -> list[str]:
+        now = time.monotonic()
+        if isinstance(event, Working) and not event.decoder:
+            self.step, self.stepped = _STEPS[event.step].format(event.subject), now
+            return []
+        if isinstance(event, Finished):
+            self.decoders.pop(event.decoder, None)
+            self.finished += 1
+            return []
+        one = self.decoders.setdefault(event.decoder, _Decoder())
+        match event:
+            case Started(within=within):
+                one.ends = now + within if within else None
+                return [printable(f"{event.decoder}: {_begun(event)}")]
+            case CaseDone(lane=lane, stored=stored):
+                noun = "stored case" if stored else "sampled case" if lane.endswith("sampling") else "case"
+                if noun not in one.counts or one.counts[noun].total != event.total:
+                    one.since[noun] = now, event.done
+                one.counts[noun] = one.counts.pop(noun, event) and event
+                one.step, self.begun = "", True
+            case Settling(symptom=symptom, number=number, done=done, total=total):
+                of = f"{done} of {many(total, 'failing case')} explained"
+                one.step = (
+                    f"explaining cause {number}: {symptom}, {of}" if symptom else f"{of}, {many(number, 'cause')}"
+                )
+                one.begun = now
+            case Working(step=step, subject=subject):
+                one.step, one.begun = _STEPS[step].format(subject), now
+            case Loading(checkpoint=name):
+                one.step, one.begun = f"loading checkpoint {name.partition('-')[0] or name}", now
+            case ViolationSeen(outcome=outcome):
+                listed = " (known)" if outcome.symptom in self.known.get(event.decoder, ()) else ""
+                what = f"a case fails with {outcome.symptom}{listed}, not confirmed yet"
+                return [printable(f"{event.decoder}: {what}: case {outcome.case.id}")]
+        return []
 
 
-def _announced(event: Event, known: Mapping[str, Collection[str]]) -> list[str]:
-    """The cases to be drawn, and each kind of failure when it is first seen; it is confirmed at the end alone."""
-    match event:
-        case Started(decoder=decoder, total=total, families=families, sampled=sampled):
-            cases = many(total, "case") if total else "cases for as long as the budget allows"
-            drawn = f"draws {cases}{', and sampled ones' if sampled else ''}"
-            named = f", {'family' if len(families) == 1 else 'families'} {', '.join(families)}" if families else ""
-            return [printable(f"{decoder}: {drawn}{named}")]
-        case Loading(decoder=decoder, checkpoint=name):
-            return [printable(f"{decoder}: loads {name}; this may take {LOADING:g} s, and no case is charged for it")]
-        case ViolationSeen(decoder=decoder, outcome=outcome):
-            listed = ", known" if outcome.symptom in known.get(decoder, ()) else ""
-            where = f"(case {outcome.case.id})"
-            return [printable(f"{decoder}: seen, not confirmed yet: {outcome.symptom}{listed} {where}")]
-    return []
+def _begun(event: Started) -> str:
+    cases = many(event.total, "case") if event.total else "as many cases as the time allows"
+    named = f"; {'family' if len(event.families) == 1 else 'families'} {', '.join(event.families)}"
+    return f"{cases}{', some of them sampled' if event.sampled else ''}{named if event.families else ''}"
+
+
+def power(logarithm: float) -> str:
+    """Evidence as people write it, from its decimal logarithm.
+
+    >>> power(-0.7), power(0.3), power(6), power(151.2)
+    ('0.2', '2', '10^6', '10^151')
+    """
+    return f"{10**logarithm:.1g}" if -2 < logarithm < 2 else f"10^{logarithm:.0f}"

@@ -98,7 +98,7 @@ class CheckpointLane(Lane):
         self.scripts: dict[str, Future[str | None]] = {}  # by id of finding
         self.bare: dict[str, Outcome] = {}  # by id of case, without its minimum, or its switch
         self.scripting = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
-        self.investigation = Investigation(decoder, self._decode, self.repeats)
+        self.investigation = Investigation(decoder, self._decode, self.repeats, self._step)
         # By whether prefixes are cached: where answers were seen to depend on what the process had decoded before.
         self.carrying: set[bool | None] = set()
         self.doubted = False  # whether a case alone was seen to give another answer
@@ -106,6 +106,9 @@ class CheckpointLane(Lane):
         self.behind: Finding | None = None  # the finding of a case that is right alone, and wrong behind others
         self.told: dict[str, Abduced] = {}  # causes of cases that tell them, by id of case
         self.in_vain = Counter[str]()  # cases like a small one without a cause that have none either, by its finding
+
+    def _step(self, step: str, symptom: str) -> None:
+        self.on_step(step, symptom)  # which the campaign sets later
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
@@ -333,6 +336,8 @@ class CheckpointLane(Lane):
         if finding.standing != "violation" or not scripted(self.decoder, finding):
             return finding
         future = self._script(finding)
+        if not future.done():
+            self.on_step("script", finding.fingerprint)
         try:
             text = future.result() if future.done() or not self.result.interrupted else None
         except KeyboardInterrupt:

@@ -74,7 +74,7 @@ class CheckpointTarget(SampledTarget):
         self.families = self.claimed = (SampledEngineCase.family,)
         takes = decoder.capabilities, min(6, options.bounds.rows), decoder.seeds, decoder.option_order
         kind = EXACT_LAW if decoder.dtype in LESS else ""
-        self.source = SampledEngineCases(options.seed, *takes, decoder.requires, kind)
+        self.source = SampledEngineCases(options.seed, *takes, decoder.requires, kind, opening=not options.profile)
         self.regimes = self.source.regimes
         self.request: Smallest | None = None  # that shows the wrong law by itself
         self.greedy: Outcome | None = None  # a request that is wrong with greedy rows, too
@@ -193,6 +193,7 @@ class CheckpointTarget(SampledTarget):
         result = lane.result
         if self.request is None or result.interrupted or not getattr(finding.case, "crosses_after", 0):
             return finding
+        lane.on_step("script", finding.fingerprint)
         text = checked_script(self.decoder, result.version, self.python, finding)
         if text is None:
             if hook(self.decoder.function, "script"):

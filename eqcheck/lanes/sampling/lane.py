@@ -89,7 +89,6 @@ class SampledLane(Lane):
 
     def __init__(self, decoder: Decoder, options: Options, target: type[SampledTarget]) -> None:
         super().__init__(decoder, options)
-        self.total = None  # tokens decide
         self.target = target(decoder, options)
         self.share, self.seconds = target.share, target.seconds
         self.result = Audit(decoder, options, target.lane, self.target.families, self.target.claimed)
@@ -102,6 +101,11 @@ class SampledLane(Lane):
     def drawing(self) -> Iterator[None]:
         with self.target.drawing(self) as self.running:
             yield
+
+    @property
+    def evidence(self) -> tuple[int, float]:
+        wealth = self.gathered.wealth
+        return wealth.tokens, wealth.log_evidence / math.log(10)
 
     def claimed(self) -> list[Claim]:
         names = (*OF_SAMPLED_ROWS, *(["n"] if "sampled-n" in self.decoder.requires else []))
@@ -137,6 +141,7 @@ class SampledLane(Lane):
             # Where only a token without probability shows it, it is rare.
             self.at_most = min(TOKENS, max(MOST_TO_NAME, 6 * tokens)) if crossed else TOKENS
         if self.to_name <= tokens < self.at_most:
+            self.on_step("name", "")
             found, self.to_name = self.cause(self.gathered), math.ceil(SOONER * tokens)
             vague = found is None or not found.words
             same = bool(found and self.last_name and found[:2] == self.last_name[:2])
@@ -201,6 +206,7 @@ class SampledLane(Lane):
         result.facts[REGIMES] = list(self.target.regimes)
         impossible = [finding for finding in result.findings if finding.explanation.kind == IMPOSSIBLE]
         if gathered.crossed or impossible:
+            self.on_step("name", "")
             caused = [finding for finding in result.findings if self._by_law(finding)]
             kept = [finding for finding in result.findings if finding not in caused]
             result.findings = [*kept, self._finding(impossible)]

@@ -113,6 +113,7 @@ class TransparentLane(Lane):
             families = [
                 family for family in self.source.families if (family in self.result.claimed_families) == claimed
             ]
+            self.on_step("shrink", outcome.symptom)
             smallest = minimise(failing, self.source, self.running, families, left())
             if smallest is None:
                 return None
