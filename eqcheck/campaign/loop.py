@@ -83,7 +83,8 @@ def concluded(audits: list[Audit]) -> Audit:
     result.unreached = [one for one in result.unreached if not result.tally.tested[one.claim]]
     if result.unreached and result.tally.drawn:
         kind = INCONCLUSIVE if result.silent and not result.violations else VACUOUS
-        result.warnings.append(Notice(claims.sentence(result.unreached, result.tally.drawn), kind))
+        profile = result.options.profile.name if result.options.profile else ""
+        result.warnings.append(Notice(claims.sentence(result.unreached, result.tally.drawn, profile), kind))
     return result
 
 

@@ -113,8 +113,8 @@ class Lane(ABC):
     def unreached(self) -> list[Unreached]:
         """The claims that no drawn case tested, each with the cases of a whole audit that it takes."""
         left = [claim for claim in self.claimed() if not self.result.tally.tested[claim]]
-        if not left:
-            return []
+        if not left or self.options.profile:  # its cases are fixed, whatever is claimed
+            return [Unreached(claim, None) for claim in left]
         cases = (case for case in self.drawn_anew() if not unmet(case, self.decoder.requires))
         found, name = untested(left, islice(cases, MOST_LOOKED_AT)), self.result.lane
         lanes = self.lanes or (name,)

@@ -52,7 +52,7 @@ class Unreached:
     cases: int | None
 
 
-def tested(case: Any) -> frozenset[Claim]:
+def claims_in(case: Any) -> frozenset[Claim]:
     """Everything a decoder may claim that this case tests, if it decodes it."""
     found: list[Claim] = []
     if isinstance(case, EngineCase):
@@ -78,14 +78,16 @@ def untested(claims: Iterable[Claim], cases: Iterable[Any]) -> list[Unreached]:
     for number, case in enumerate(cases, 1):
         if not left:
             break
-        now = left & tested(case)
+        now = left & claims_in(case)
         found += [Unreached(claim, number) for claim in sorted(now)]
         left -= now
     return [*found, *(Unreached(claim, None) for claim in sorted(left))]
 
 
-def sentence(unreached: Sequence[Unreached], drawn: int) -> str:
+def sentence(unreached: Sequence[Unreached], drawn: int, profile: str = "") -> str:
     """The warning about claims that no case tested, in one line, with how many cases would test them all.
+
+    A ``profile`` has as many cases as it has, so there an audit without one is what helps.
 
     >>> print(sentence([Unreached(Claim("checkpoint", "window"), 30), Unreached(Claim("drafter", "ngram"), 12)], 8))
     8 cases did not test the checkpoint window and the drafter ngram, which the adapter claims; use --cases 30
@@ -93,7 +95,9 @@ def sentence(unreached: Sequence[Unreached], drawn: int) -> str:
     possible = [one.cases for one in unreached if one.cases is not None]
     first = f"{many(drawn, 'case')} did not test "
     last = ", which the adapter claims; "
-    if len(possible) == len(unreached):
+    if profile:
+        first, last = f"profile {profile} does not test ", ", which the adapter claims; an audit without a profile does"
+    elif len(possible) == len(unreached):
         last += f"use --cases {max(possible)}"
     elif possible:
         last += f"--cases {max(possible)} tests what these bounds and requires= allow"

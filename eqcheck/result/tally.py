@@ -14,7 +14,7 @@ from typing import Any
 
 from eqcheck.case.engine import EngineCase
 from eqcheck.case.record import Case
-from eqcheck.result.claims import Claim, tested
+from eqcheck.result.claims import Claim, claims_in
 from eqcheck.result.outcome import NearTie, Outcome
 
 SPEAKS = "speaks"
@@ -109,7 +109,7 @@ class Tally:
         axes = tuple(case.axes.items()) if isinstance(case, Case) else ()
         symptom = outcome.symptom if outcome.failed else ""
         self.alike[Alike(claimed, case.family, outcome.status, symptom, outcome.declined, axes)] += 1
-        self.tested.update(tested(case))
+        self.tested.update(claims_in(case))
         if isinstance(case, EngineCase):
             kind, crashed = case.checkpoint.partition("-")[0], symptom.startswith("crash/")
             why = outcome.declined or (symptom if crashed else "")

@@ -29,7 +29,7 @@ from eqcheck.drawing.cases import DRAWN_OPTIONS, Claims, draw_case, fits
 from eqcheck.drawing.choices import Chance
 from eqcheck.lanes.transparent.coverage import Feature, features, raggedness
 from eqcheck.lanes.transparent.reduction import smallest
-from eqcheck.result.claims import Claim, tested
+from eqcheck.result.claims import Claim, claims_in
 
 CHUNK = 50
 _DRAWN, _KEPT = 20, 10
@@ -126,7 +126,7 @@ class Source:
 
     def _lacking(self) -> list[Case]:
         """A case for each claim that none of the first ones tests; the rarest things come together seldom by chance."""
-        met = {claim for case in self._drawn.order for claim in tested(case)}
+        met = {claim for case in self._drawn.order for claim in claims_in(case)}
         choose, added = Chance(Random(f"eqcheck {self.seed} opening")), list[Case]()
         for family in self.families:
             for state in (state for state in self.cache_states if fits(state, family, self.bounds)):
@@ -136,13 +136,13 @@ class Source:
                 case = self._drawn_within(choose, narrow, Claim("cache state", state))
                 if case is not None:
                     added.append(case)
-                    met |= tested(case)
+                    met |= claims_in(case)
         for name in (name for name in DRAWN_OPTIONS if name in self.capabilities):
             if (claim := Claim("capability", name)) not in met and (
                 case := self._drawn_within(choose, self.claims, claim)
             ):
                 added.append(case)
-                met |= tested(case)
+                met |= claims_in(case)
         self._drawn.known.update(added)
         return added
 
@@ -153,7 +153,7 @@ class Source:
                 case = draw_case(choose, claims, self.bounds)
             except CaseError:
                 continue
-            if claim in tested(case) and not unmet(case, self.requires):
+            if claim in claims_in(case) and not unmet(case, self.requires):
                 return case
         return None
 
@@ -179,10 +179,10 @@ def _by_turns(cases: Sequence[Case]) -> list[Case]:
     """The cases in another order: next comes always the one that tests most of what none before it does."""
     left, order, met = list(cases), list[Case](), set[Claim]()
     while left:
-        best = max(left, key=lambda case: len(tested(case) - met))
+        best = max(left, key=lambda case: len(claims_in(case) - met))
         left.remove(best)
         order.append(best)
-        met |= tested(best)
+        met |= claims_in(best)
     return order
 
 
