@@ -137,12 +137,22 @@ class Opinion:
     failed: str = ""
 
     def __str__(self) -> str:
-        for sets, does in ((self.restores, "restores the output"), (self.mends, "makes the target's answer right")):
+        """The opinion as a clause.
+
+        >>> str(Opinion((("position",), ("mask", "cache")), ()))
+        'with the correct position ids, or the correct attention mask and cache entries, the output is correct'
+        """
+        both = ((self.restores, "the output is correct"), (self.mends, "the target predicts the correct token here"))
+        for sets, does in both:
             if sets:
-                return f"right {' or '.join(' with '.join(parts) for parts in sets)} {does}"
+                tried = [" and ".join(_REPAIRED[part] for part in parts) for parts in sets]
+                return f"with {', or '.join(f'the correct {one}' for one in tried)}, {does}"
         if self.failed:
-            return f"nothing, because eqcheck could not carry it out ({self.failed})"
-        return "no right positions, mask or cache restore the output"
+            return f"eqcheck could not repair the run ({self.failed})"
+        return "no repair of position ids, attention mask or cache makes the output correct"
+
+
+_REPAIRED = {"position": "position ids", "mask": "attention mask", "cache": "cache entries"}
 
 
 @dataclass(frozen=True)

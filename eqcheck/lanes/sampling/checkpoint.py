@@ -93,7 +93,7 @@ class CheckpointTarget(SampledTarget):
         greedy = lane.running.try_case(outcome.case.greedy())
         if greedy.failed:
             return replace(greedy, explanation=explain(greedy, abduced(greedy)), drawn=outcome.drawn)
-        detail = f"{read.detail}; with all rows greedy the request is right"
+        detail = f"{read.detail}; with greedy rows the request is correct"
         return replace(outcome, explanation=replace(read, detail=detail))
 
     def named(self, gathered: Gathered, outcomes: Sequence[Any]) -> Named | None:
