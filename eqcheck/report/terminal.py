@@ -66,7 +66,7 @@ def _verdict(content: Content, folder: str, width: int, short: bool) -> list[str
     """
     report = content.r
     name, failed = report.decoder.name, report.verdict == "violation" and report.cases.violation
-    line = f"{name}: {report.verdict}{f' in {failed} of' if failed else ','} {many(report.cases.run, 'case')}"
+    line = f"{name}: {report.verdict}{content.extent}"
     line += ", no case is wrong by itself" if content.law_alone else ""
     if report.violations and all(one.known_until is not None for one in report.violations):
         line += "; all of it is known"

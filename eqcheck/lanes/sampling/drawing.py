@@ -215,8 +215,8 @@ class SampledEngineCases:
 
     def case(self, number: int) -> SampledEngineCase:
         """One of the cases; those of a block share regime and K."""
-        first = OPENING * len(self.regimes) if self.opening else 0
-        block = number // OPENING if number < first else first // OPENING + (number - first) // BLOCK
+        early = OPENING * len(self.regimes) if self.opening else 0
+        block = number // OPENING if number < early else early // OPENING + (number - early) // BLOCK
         name = self.regimes[block % len(self.regimes)]
         regime = DRAWN_OF_ENGINES[name]
         k = Random(f"eqcheck sampled {self.seed} block {block}").randint(*regime.k)
