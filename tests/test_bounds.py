@@ -19,21 +19,22 @@ from eqcheck.contract.decoders import CACHE_STATES, CAPABILITIES, FAMILIES, Deco
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE
 from eqcheck.contract.profiles import profile
 from eqcheck.contract.sizes import Bounds
-from eqcheck.explanation.notice import kind_of
+from eqcheck.explanation.notice import LIMIT, kind_of
 from eqcheck.lanes.lane import LANES, lanes_of, shares, total_for
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.report.build import report_of
 from eqcheck.report.content import Content
-from eqcheck.result.claims import LINE, Claim, Unreached, claims_in, sentence
+from eqcheck.result.claims import Claim, Unreached, claims_in, sentence
 from eqcheck.result.findings import Audit, Options
 
 HEAD = """
 import eqcheck, pathlib, torch
 ASKED = pathlib.Path(__file__).with_name("asked.txt")
 
-def asked():
+def asked(request):
+    rows = [(row.max_new_tokens, row.temperature) for row in request.rows]
     with ASKED.open("a") as file:
-        file.write("case\\n")
+        file.write(f"{request.prompts} {rows} {request.num_draft_tokens} {request.drafting} {request.pad_token_id}\\n")
 """
 CALLED = (
     HEAD
@@ -206,7 +207,7 @@ def test_a_sentence_fits_a_line_however_much_was_not_tested() -> None:
     many += [Unreached(Claim("cache state", name), 7) for name in CACHE_STATES]
     for count in range(1, len(many) + 1):
         said = sentence(many[:count], 100_000)
-        assert len(said) <= LINE, said
+        assert len(said) <= LIMIT, said
         assert "--cases 40" in said
     assert "within these bounds" in sentence([Unreached(Claim("drafter", "ngram"), None)], 1)
 

@@ -25,9 +25,9 @@ from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, UNTRIED, Outcome
 from eqcheck.store.casefile import stored_violation
 from eqcheck.store.corpus import Corpus
 
-UNREPEATED = "the case did not fail again when it was decoded alone, so no cause was looked for"
+UNREPEATED = "the case did not fail again when it was decoded alone, so its cause is unknown"
 _LAST = 3  # cases that are looked into where time has ended without a violation
-_NOT_ASKED = "options of rows were not asked on a checkpoint: cases on the transparent target are wrong already"
+_NOT_ASKED = "options of rows were not tested, because simpler cases fail already; fix those, then audit again"
 
 
 def audit(decoder: Decoder, options: Options, listen: events.Listener = lambda event: None) -> Audit:
@@ -149,7 +149,7 @@ class Campaign:
                 yield
         except KeyboardInterrupt:
             self.result.interrupted = True
-            more = "; the cases below are not all minimised" if self.pending else ""
+            more = "; not every case below was made small: run the audit again to its end" if self.pending else ""
             self._keep_the_rest()
             self.result.warnings.append(f"interrupted{more}")
 
@@ -244,8 +244,11 @@ class Campaign:
         self.hung[key] += 1
         if self.hung[key] != HANGS_TO_GIVE_UP:
             return False
-        what = "stopped" if claimed else f"family {family}, not claimed: given up"
-        self.result.warnings.append(f"{what} after {HANGS_TO_GIVE_UP} cases that did not end")
+        what = "the audit stopped" if claimed else f"family {family}, which is not claimed, was left out"
+        limit = f"{self.result.options.case_timeout:g} s"
+        self.result.warnings.append(
+            f"{what} after {HANGS_TO_GIVE_UP} cases took more than {limit}; if they are only slow, raise --case-timeout"
+        )
         self.lane.running.given_up |= set() if claimed else {family}
         return claimed
 

@@ -159,7 +159,7 @@ class _Decoder:
         of = f"{event.done} of {event.total} {noun}s" if event.total else many(event.done, noun)
         told = [of, *([f"{event.failing} fail" if event.failing > 1 else "1 fails"] if event.failing else [])]
         if event.tokens:
-            told.append(f"{many(event.tokens, 'token')}, evidence {power(event.evidence)} of {power(_LIMIT)}")
+            told.append(f"{many(event.tokens, 'token')}, evidence {_evidence(event.evidence)} of {_evidence(_LIMIT)}")
         first, before = self.since[noun]
         if noun == "case" and event.total and not self.step and event.done >= before + _RATED:
             left = (now - first) / (event.done - before) * (event.total - event.done)
@@ -208,10 +208,8 @@ class _State:
                 one.counts[noun] = one.counts.pop(noun, event) and event
                 one.step, self.begun = "", True
             case Settling(symptom=symptom, number=number, done=done, total=total):
-                of = f"{done} of {many(total, 'failing case')} explained"
-                one.step = (
-                    f"explaining cause {number}: {symptom}, {of}" if symptom else f"{of}, {many(number, 'cause')}"
-                )
+                cause = f"explaining cause {number}: {symptom}" if symptom else f"{many(number, 'cause')} explained"
+                one.step = f"{cause} ({done} of {many(total, 'failing case')} done)"
                 one.begun = now
             case Working(step=step, subject=subject):
                 one.step, one.begun = _STEPS[step].format(subject), now
@@ -230,10 +228,10 @@ def _begun(event: Started) -> str:
     return f"{cases}{', some of them sampled' if event.sampled else ''}{named if event.families else ''}"
 
 
-def power(logarithm: float) -> str:
-    """Evidence as people write it, from its decimal logarithm.
+def _evidence(logarithm: float) -> str:
+    """Evidence as people write it, from its decimal logarithm: it may be larger than any float.
 
-    >>> power(-0.7), power(0.3), power(6), power(151.2)
-    ('0.2', '2', '10^6', '10^151')
+    >>> _evidence(-0.7), _evidence(0.3), _evidence(6), _evidence(4000)
+    ('0.2', '2', '10^6', '10^4000')
     """
-    return f"{10**logarithm:.1g}" if -2 < logarithm < 2 else f"10^{logarithm:.0f}"
+    return f"{10**logarithm:.1g}" if logarithm < 2 else f"10^{logarithm:.0f}"

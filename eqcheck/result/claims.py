@@ -14,11 +14,12 @@ from eqcheck.case.engine import EngineCase
 from eqcheck.case.record import Case
 from eqcheck.case.sampling import Sampled
 from eqcheck.contract.options import SCORING, RowOptions
+from eqcheck.explanation.notice import LIMIT
 from eqcheck.explanation.records import many
 
 What = Literal["checkpoint", "drafter", "capability", "family", "cache state", "padding side"]
 MANY_ROWS = 32  # rows from which a case tests the capability of that name
-LINE = 200  # characters of a warning
+
 _OFF = {field.name: field.default for field in fields(RowOptions)}
 _OPTIONS = {
     **{name.replace("_", "-"): name for name in (*SCORING, "logprobs", "prompt_logprobs", "stop_sequences", "n")},
@@ -109,7 +110,7 @@ def sentence(unreached: Sequence[Unreached], drawn: int, profile: str = "") -> s
     for shown in range(max(map(len, groups.values())), -1, -1):
         named = [_named(what, names, shown) for what, names in groups.items()]
         text = f"{first}{', '.join(named[:-1])}{' and ' if named[1:] else ''}{named[-1]}{last}"
-        if len(text) <= LINE or not shown:
+        if len(text) <= LIMIT or not shown:
             break
     return text
 

@@ -343,7 +343,7 @@ class CheckpointLane(Lane):
         except KeyboardInterrupt:
             self.result.interrupted, text = True, None
         if text is None and not self.result.interrupted:
-            self.result.warnings.append(f"{finding.id}: a script of it alone does not show it")
+            self.result.warnings.append(f"{finding.fingerprint}: no script without eqcheck shows it; replay its case")
         return replace(finding, script=text)
 
 

@@ -197,7 +197,7 @@ class CheckpointTarget(SampledTarget):
         text = checked_script(self.decoder, result.version, self.python, finding)
         if text is None:
             if hook(self.decoder.function, "script"):
-                result.warnings.append(f"{finding.id}: a script of it alone does not show it")
+                result.warnings.append(f"{finding.fingerprint}: no script without eqcheck shows it; replay its case")
             return finding
         result.files |= shared(self.decoder, finding.case)
         return replace(finding, script=text)
@@ -213,8 +213,8 @@ class CheckpointTarget(SampledTarget):
         for number, outcome in enumerate(promised[:PROMISES]):
             if time.monotonic() > end:
                 asked = many(min(len(promised), PROMISES), "case")
-                said = f"the promise of seeds was looked into in {number} of {asked}"
-                lane.result.warnings.append(f"{said}: give the audit more time")
+                said = f"whether rows with seeds repeat was tested in {number} of {asked}"
+                lane.result.warnings.append(f"{said}: give the audit more time (--budget)")
                 break
             excused = partial(_rounded, outcome)
             if read := broken(outcome.case, outcome.outputs, lambda case: lane.running.try_case(case).outputs, excused):

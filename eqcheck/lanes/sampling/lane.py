@@ -212,8 +212,8 @@ class SampledLane(Lane):
             result.findings = [*kept, self._finding(impossible)]
             result.findings.sort(key=lambda finding: finding.explanation.kind in PROMISES)
             result.warnings += [
-                f"{many(finding.count, 'case')} of {finding.fingerprint}: the cause of the wrong law may explain this, "
-                "so it is no finding of its own; audit again when that is mended"
+                f"{many(finding.count, 'case')} of {finding.fingerprint} may come from the wrong distribution: "
+                "fix that, then audit again"
                 for finding in caused
                 if finding.explanation.kind != IMPOSSIBLE
             ]

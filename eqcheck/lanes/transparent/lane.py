@@ -92,7 +92,7 @@ class TransparentLane(Lane):
                 yield
                 return
         if not self.options.isolate:
-            self.result.warnings.append("no worker process can be started: failures were confirmed in this process")
+            self.result.warnings.append("no worker process can be started: failures were confirmed in this one")
         with self.decoding(try_case) as self.running:
             yield
 
@@ -172,7 +172,7 @@ class TransparentLane(Lane):
         result, decoder = self.result, self.decoder
         families = [name for name in result.claimed_families if not FAMILY[name].target]
         if not families:
-            result.warnings.append("--memory: on real models it is not measured; audit the transparent target")
+            result.warnings.append("--memory measures nothing on real models; leave out --target")
             return
         case = probe_case(families[0], decoder.padding_sides[0], decoder.requires)
         with self.decoding(try_memory, said=[]) as running:
@@ -184,18 +184,14 @@ class TransparentLane(Lane):
             result.warnings.append(f"--memory: nothing was measured: {why}")
 
     def _in_doubt(self, finding: Finding) -> str:
-        why = (
-            "in fresh processes, neither the request alone nor after those before it fails time and again; the decoder "
-            "is not deterministic, or keeps state that no sequence was found for"
-            if self.sequences
-            else "two runs of the same request gave different answers; the decoder is not deterministic or keeps state "
-            "between requests, and has no spec: no fresh process can tell which"
-        )
         case = finding.case.id
         if self.sequences and case in self.sequences.unlike:
-            why = "alone the request fails each time, but not in the same way: the decoder is not repeatable"
-        said = f"{finding.fingerprint} on case {case}: {why}; so it does not count as a violation"
-        return Notice(said, INCONCLUSIVE)
+            why = "the request fails each time, and not in the same way: the decoder is nondeterministic"
+        elif self.sequences:
+            why = "it does not repeat in a fresh process: the decoder is nondeterministic or keeps state"
+        else:
+            why = "the same request gave two answers; name the decoder by a spec to have it tried in a fresh process"
+        return Notice(f"{finding.fingerprint} (case {case}) is not counted: {why}", INCONCLUSIVE)
 
     conclusions = staticmethod(of_counts)
 
