@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from eqcheck import __version__
 from eqcheck.campaign.events import Working
-from eqcheck.cli import outputs
+from eqcheck.cli import common, outputs
 from eqcheck.cli.arguments import add_bounds, case_seconds, families, natural, positive, seconds, share, size
 from eqcheck.cli.common import EPILOG, broken, import_models, stdout_to_stderr
 from eqcheck.cli.plan import Plan
@@ -130,6 +130,10 @@ def execute(plan: Plan) -> int:
         if "torch" not in sys.modules:
             shown(Working("", "models"))
         import_models()
+        if common.own_process:
+            from eqcheck.workers.fork import calls_no_decoder
+
+            calls_no_decoder()
         plan, decoders = _loaded(plan, shown)
         shown(Working("", "self-check"))
         from eqcheck.selfcheck.faults import short

@@ -26,6 +26,10 @@ _BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
 """Variables that keep transformers ("Loading weights") and engines from drawing bars of their own over our line."""
 
 
+own_process = False
+"""Whether this process is the command and nothing else, so that no decoder was called in it before."""
+
+
 def import_models() -> None:
     """Import torch and transformers, which takes most of the time of a short command."""
     if "transformers.generation.utils" in sys.modules:

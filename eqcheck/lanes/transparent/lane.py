@@ -26,6 +26,7 @@ from eqcheck.result.claims import Claim
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import HANG, Outcome
 from eqcheck.result.story import DrawnDecode
+from eqcheck.workers.fork import as_new
 
 
 class TransparentLane(Lane):
@@ -86,7 +87,8 @@ class TransparentLane(Lane):
             yield
             return
         self._drawing.close()
-        with Fresh(self.decoder.spec, self.limits) as fresh:
+        own = self.decoder.spec if self.options.isolate or self.options.jobs > 1 else as_new(self.decoder)
+        with Fresh(own, self.limits) as fresh:
             if fresh.usable:
                 self.running, self.sequences = fresh.same, SequenceSearch(fresh, check, self.source.claims)
                 yield
