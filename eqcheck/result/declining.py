@@ -44,7 +44,7 @@ def too_many(reasons: Mapping[str, int], total: int) -> list[str]:
     """The warning where more than `MOST_DECLINED` of all cases were declined."""
     if sum(reasons.values()) <= MOST_DECLINED * total:
         return []
-    most = one_line(Counter(reasons).most_common(1)[0][0], 70)
+    most = one_line(Counter(reasons).most_common(1)[0][0], 50)
     said = f"{sum(reasons.values())} of {total} cases were declined, most with {most!r}; declare it in requires=(...)"
     return [Notice(f"{said}, and cases are drawn that the decoder takes", VACUOUS)]
 
