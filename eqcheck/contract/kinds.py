@@ -179,7 +179,7 @@ _RECORDS = (
     ),
     Kind("sampling", "first-token", "the first new token does not follow the target's distribution"),
     Kind("sampling", "seed-ignored", "the same seed gives different tokens"),
-    Kind("sampling", "batch-dependent", "a seeded row changes with the rest of the batch"),
+    Kind("sampling", "batch-dependent", "a seeded row changes with other rows or with the draft"),
     Kind("sampling", "shared-noise", "rows share random numbers"),
     Kind("sampling", "reused-noise", "a row reuses random numbers"),
     Kind("sampling", "stray-law", "sampled tokens do not follow the target's distribution"),
@@ -193,7 +193,7 @@ _RECORDS = (
     Kind("draft", "stale-hidden", "the draft head gets a hidden state of an earlier call"),
     Kind("draft", "wrong-column-hidden", "the draft head gets a hidden state of another column of the block"),
     Kind("draft", "token-shift", "the draft head gets a hidden state paired with the wrong token"),
-    # So do leaks.
+    # Leaks of memory cost no correctness either.
     Kind("memory", "rejected-kept", "rejected draft tokens stay in memory, more with every round"),
     Kind("memory", "storage-kept", "old cache buffers stay in memory, more with every round"),
     Kind("memory", "finished-row-kept", "the cache of a finished row stays in memory"),

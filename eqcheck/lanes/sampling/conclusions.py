@@ -51,7 +51,7 @@ def conclusions(result: Audit) -> None:
 
 
 def of_law(finding: Finding) -> bool:
-    """Whether a finding is that of a wrong law, seen by its evidence."""
+    """Return whether a finding is that of a wrong law, seen by its evidence."""
     return finding.explanation.of_law
 
 

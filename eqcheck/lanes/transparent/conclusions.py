@@ -70,12 +70,12 @@ def _with_axes(result: Audit, finding: Finding) -> Finding:
 
 
 def _cases(places: Places) -> int:
-    """How many cases are counted: each has one family."""
+    """Return how many cases are counted: each has one family."""
     return sum(count for (axis, _), count in places.items() if axis == "family")
 
 
 def table(failing: Places, run: Places) -> dict[str, dict[str, list[int]]]:
-    """Per axis and value ``[failing cases, cases run]``; the failing ones are among those run."""
+    """Return per axis and value ``[failing cases, cases run]``; the failing ones are among those run."""
     counts: dict[str, dict[str, list[int]]] = {axis: {} for axis in TRANSPARENT.axes}
     for axis, value in sorted(run):
         counts[axis][value] = [failing[axis, value], run[axis, value]]
@@ -135,7 +135,9 @@ def _log_comb(n: int, k: int) -> float:
 
 
 def _with_others(result: Audit, finding: Finding) -> list[str]:
-    """Whether rows end early in every round in which another row ends, and in no other round, as far as was seen."""
+    """Return whether rows end early in every round in which another row ends, and in no other round,
+    as far as was seen.
+    """
     claimed = result.claims(finding.case)
     drawn = [one for one in result.outcomes if result.claims(one.case) == claimed and not one.declined]
     failing = [one.explanation.facts for one in drawn if one.explanation and one.symptom in finding.seen]
@@ -156,7 +158,7 @@ def _with_others(result: Audit, finding: Finding) -> list[str]:
 
 
 def _matrix(result: Audit) -> dict[str, dict[str, object]]:
-    """Per family what the drawn cases showed; failures that do not repeat are no violations."""
+    """Return per family what the drawn cases showed; failures that do not repeat are no violations."""
     doubtful = {(symptom, result.claims(group.case)) for group in result.doubtful for symptom in group.seen}
     matrix: dict[str, dict[str, object]] = {}
     for family in result.families:
@@ -177,7 +179,7 @@ def _matrix(result: Audit) -> dict[str, dict[str, object]]:
 
 
 def _cache_states(result: Audit) -> dict[str, int | str]:
-    """How many cases were of each cache state, or why none was."""
+    """Return how many cases were of each cache state, or why none was."""
     counts = result.tally.places(lambda one: one.claimed and not one.declined)
     states: dict[str, int | str] = {}
     for state in CACHE_STATES:
