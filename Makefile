@@ -20,7 +20,7 @@ ENGINES := openvino_genai vllm mlx_vlm mlx_lm llama_cpp onnxruntime_genai
 .PHONY: audit showcase test test-all test-long tiers test-oldest golden golden-write gate-test lint docs bench comparison engines engines-test cluster-test dist release clean
 
 audit: $(VENV)/.installed
-	$(VENV)/bin/eqcheck audit --allow-known --cases 150 --jobs 2
+	$(VENV)/bin/eqcheck audit --allow-known --cases 60 --jobs 2
 
 # The reports that the README shows; its sample is the first violation of bsp (tests/test_readme.py).
 showcase: $(VENV)/.installed

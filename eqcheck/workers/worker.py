@@ -21,8 +21,10 @@ from queue import SimpleQueue
 from typing import Any
 
 from eqcheck.contract.decoders import Decoder, Generate, Request, hook
+from eqcheck.contract.escaping import one_line
 from eqcheck.contract.limits import CASE_TIMEOUT
 from eqcheck.contract.requirements import Guarded
+from eqcheck.explanation.notice import LIMIT
 from eqcheck.explanation.records import Explanation, crash
 from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, CaseLog, Outcome
 
@@ -284,7 +286,7 @@ def set_up(decoder: Decoder, warnings: list[str]) -> Iterator[Generate]:
         try:
             closing.close()
         except Exception as error:
-            warnings.append(f"the decoder's close() raised {type(error).__name__}: {error}")
+            warnings.append(one_line(f"the decoder's close() raised {type(error).__name__}: {error}", LIMIT))
 
 
 _GUARD = """

@@ -30,7 +30,7 @@ def main(command: list[str]) -> None:
         assert running.stdout is not None
         for line in running.stdout:
             print(f"{time.monotonic() - start:6.2f} s, CPU {cpu(running.pid):5.2f} s: {line.rstrip()}")
-            if "seen, not confirmed yet" in line:
+            if "not confirmed yet" in line:
                 break
         running.kill()
 
