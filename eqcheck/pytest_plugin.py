@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PASSED_OVER = "eqcheck: cases passed over"
 KNOWN = "eqcheck: known faults"
-CASES = 40  # of a law, if nothing else is said
+CASES = 30  # of a law, if nothing else is given: ten laws have the 300 cases of an audit
 _OPTIONS = (
     "--adapter",
     "--eqcheck-cases",
@@ -50,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         )
     except ValueError as error:
         raise pytest.UsageError(f"eqcheck: another plugin already owns --adapter: {error}") from error
-    group.addoption("--eqcheck-cases", type=int, metavar="N", help="cases per conformance law (default: 40)")
+    group.addoption("--eqcheck-cases", type=int, metavar="N", help=f"cases per conformance law (default: {CASES})")
     group.addoption(
         "--eqcheck-profile",
         metavar="ci|nightly",

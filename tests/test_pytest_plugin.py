@@ -282,7 +282,7 @@ def test_where_it_is_strict_an_entry_that_is_past_or_gone_fails(
     engine: str, until: str, said: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (pytester.path / "known.toml").write_text(LISTED.format(until))
-    words = [f"--adapter=engines/mine.py:{engine}", "--eqcheck-cases=20", "--eqcheck-known=known.toml", "-k", "known"]
+    words = [f"--adapter=engines/mine.py:{engine}", "--eqcheck-cases=30", "--eqcheck-known=known.toml", "-k", "known"]
     run(pytester, *words).assert_outcomes(deselected=LAWS + SAMPLED)  # there is no such test
     result = run(pytester, *words, "--eqcheck-known-strict")
     result.assert_outcomes(**{"failed" if said else "passed": 1, "deselected": LAWS + SAMPLED})
@@ -332,7 +332,7 @@ def test_another_fault_of_the_same_law_still_fails(pytester: pytest.Pytester) ->
     result.stdout.fnmatch_lines(["bookkeeping/over-length - *", "*Known, and seen as well: bookkeeping/premature-stop"])
 
 
-@pytest.mark.parametrize(("cases", "outcome"), [(3, "passed"), (20, "failed")])
+@pytest.mark.parametrize(("cases", "outcome"), [(3, "passed"), (30, "failed")])
 @pytest.mark.usefixtures("engines")
 def test_a_declared_fault_that_does_not_show_fails_where_enough_cases_ran(
     cases: int, outcome: str, pytester: pytest.Pytester
@@ -363,7 +363,7 @@ def test_told(pytestconfig, decoder):
     assert not hasattr(pytestconfig, "workerinput"), "so that it is printed"
 """
 TIMEOUT_S = 600  # on a busy machine; without one a run that never ends would not fail
-NOTHING_SAID = {"cases": 40, "profile": "", "target": "", "known": None, "known_strict": False}
+NOTHING_SAID = {"cases": 30, "profile": "", "target": "", "known": None, "known_strict": False}
 
 
 @pytest.mark.parametrize(("said", "workers"), [("nothing", "1"), ("profile", "2"), ("file", "2")])
