@@ -17,7 +17,7 @@ from eqcheck.cli import outputs
 from eqcheck.cli.arguments import add_bounds, case_seconds, families, natural, positive, seconds, share, size
 from eqcheck.cli.common import EPILOG, broken, import_models, stdout_to_stderr
 from eqcheck.cli.plan import Plan
-from eqcheck.contract import extras, known_violations, registry, repository
+from eqcheck.contract import extras, known_violations, registry, repository, versions
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
 from eqcheck.contract.escaping import printable
@@ -128,6 +128,8 @@ def execute(plan: Plan) -> int:
     from eqcheck.campaign import processes
     from eqcheck.selfcheck.faults import short
 
+    if newer := versions.untested():
+        print(f"eqcheck: {newer}", file=sys.stderr)
     _check_installed(plan)
     plan = replace(plan, asked=replace(plan.asked, families=_targets(plan.target) or plan.asked.families))
     # A print of a decoder must not mix with the one JSON object; worker processes inherit where it goes.

@@ -15,8 +15,6 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 CACHE, OLD, OLD_RECURRENT = NAMES = ("cache", "past_key_values", "cache_params")
-GONE = "5.40.0"
-"""The release in which models stop taking the old names."""
 
 _Forward = TypeVar("_Forward", bound=Callable[..., Any])
 
@@ -54,10 +52,11 @@ def cache_of(given: Any) -> Any:
     """The cache in the `arguments` of a call or in the output of a model, which may be a tuple, or None."""
     if isinstance(given, tuple):
         return next((part for part in given if hasattr(part, "get_seq_length")), None)
-    # By attribute in outputs, though these are mappings too: hooks may set an attribute that is no field.
-    read = given.get if type(given) is dict else lambda name: getattr(given, name, None)
-    # The new name first: in 5.24 the old ones are properties that return the same cache and log a warning.
-    return next((found for name in NAMES if (found := read(name)) is not None), None)
+    if type(given) is dict:
+        return next((given[name] for name in NAMES if given.get(name) is not None), None)
+    if hasattr(given, CACHE):  # then the old names are properties that return the same and log a warning
+        return given.cache
+    return next((found for name in NAMES if (found := getattr(given, name, None)) is not None), None)
 
 
 @lru_cache(maxsize=1)
@@ -69,24 +68,23 @@ def installed_name() -> str:
 
 
 def named_as_installed(forward: _Forward) -> _Forward:
-    """A ``forward`` with a parameter ``cache``, whose name and aliases become those of the installed transformers."""
-    if installed_name() == CACHE:
-        from transformers.utils.deprecation import deprecate_kwarg
-
-        return deprecate_kwarg(OLD, version=GONE, new_name=CACHE)(forward)  # type: ignore[no-any-return]
+    """A ``forward`` with a parameter ``cache``, which takes and shows the names that the installed transformers has."""
+    name = installed_name()
 
     @wraps(forward)
-    def older(*args: Any, **options: Any) -> Any:
-        if CACHE in options:  # a Llama of that release ignores what it does not know, and nobody learns of it
-            raise TypeError(f"{CACHE}: the installed transformers calls this argument {OLD}, or install 5.24 or newer")
+    def renamed(*args: Any, **options: Any) -> Any:
+        if name == OLD and CACHE in options:  # a Llama of that release ignores it, and nobody learns of it
+            raise TypeError(f"{CACHE}: the installed transformers calls it {OLD}; rename it, or install 5.24 or newer")
         if OLD in options:
+            if CACHE in options:
+                raise TypeError(f"{CACHE}, {OLD}: expected one of the two, got both")
             options[CACHE] = options.pop(OLD)
         return forward(*args, **options)
 
     its = inspect.signature(forward)
-    renamed = [one.replace(name=OLD) if one.name == CACHE else one for one in its.parameters.values()]
-    older.__signature__ = its.replace(parameters=renamed)  # type: ignore[attr-defined]
-    return older  # type: ignore[return-value]
+    parameters = [one.replace(name=name) if one.name == CACHE else one for one in its.parameters.values()]
+    renamed.__signature__ = its.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return renamed  # type: ignore[return-value]
 
 
 _known: WeakKeyDictionary[Callable[..., Any], tuple[str, ...]] = WeakKeyDictionary()

@@ -129,7 +129,8 @@ class Feed(NamedTuple):
         if visible.shape[2] not in (1, slots):
             raise ValueError(
                 f"{installed_name()}: get_mask_sizes tells of {sizes.length} keys, and update returns {slots}; a mask "
-                "is built for as many as it tells of, so real models fail here too. Return what update will return"
+                "is built for as many as it tells of, so real models fail here, too. Return what update is going to "
+                "return"
             )
         return np.broadcast_to(visible, (batch, block, slots)).copy()
 
