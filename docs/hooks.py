@@ -111,7 +111,7 @@ def engines() -> str:
 def kinds() -> str:
     """Every kind, by component, with its page; a row keeps the anchor that links from elsewhere have.
 
-    >>> "[`mask/window`](kinds/mask-window.md){ #mask-window } | the attention window is wrong" in kinds()
+    >>> "[`mask/window`](kinds/mask-window.md){ #mask-window } | wrong attention window" in kinds()
     True
     """
     rows = [

@@ -75,7 +75,7 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
 
 def _beside_of(rows: Sequence[EngineRow]) -> tuple[tuple[int, str], ...]:
     """The places of a neighbour. Of two rows each stands before and after the other: cases with more rows tell."""
-    return (*[(1, "beside")] * (len(rows) == 2), (-1, "before"), (1, "after"))
+    return (*[(1, "next to")] * (len(rows) == 2), (-1, "before"), (1, "after"))
 
 
 def _over_prompt(evidence: Evidence, name: str) -> Iterator[tuple[str, Predicted]]:

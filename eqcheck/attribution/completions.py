@@ -66,7 +66,9 @@ def otherwise(case: Any, completions: Sequence[Completion | None], rows: Sequenc
                 expected_row=tokens,
                 observed_row=row,
                 wrong_rows=(number,),
-                given=Given(case.prompts[number], case.pad_token_id, eos, case.num_draft_tokens),
+                given=Given(
+                    case.prompts[number], case.pad_token_id, eos, case.num_draft_tokens, requests=len(case.prompts)
+                ),
                 subject=case.switch,
                 **state("switched", switch=case.switch)._asdict(),
             )

@@ -69,7 +69,7 @@ def _read_elsewhere(view: QueryView, deviations: list[Deviation], due: set[int])
         return deviations
     if _overwritten(view) or _overwritten_by_its_call(view) if absent else _ordered(view):
         return deviations
-    origin = "in an order, or in places, that are not those from which the call reads them"
+    origin = "not in the order, or not in the slots, from which the call reads them"
     numbers = {"expected": whole, "observed": len(shown & due)}
     return [view.deviation("cache", "misaligned", origin=origin, **numbers)]
 
@@ -172,7 +172,7 @@ def _shifted(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
     edge = min(view.own_block, default=len(view.entries)) - 1 if view.labels.left else 0
     if {slot + shift for slot in shown} != own or edge not in shown or edge in own or view.labels.packed:
         return deviations
-    origin = f"{shift:+d} slots from where the mask shows"
+    origin = f"{shift:+d} slots away from where the mask expects them"
     source = "shifted-up" if shift > 0 else "shifted-down"
     moved = view.deviation("cache", "misaligned", slot=min(own), origin=origin, shift=shift, source=source)
     return [moved, *(deviation for deviation in deviations if deviation.slot not in own | shown)]
@@ -245,7 +245,7 @@ def _mask_of_another(view: QueryView, deviations: list[Deviation]) -> list[Devia
     both = kinds & _HIDDEN and kinds - _HIDDEN
     if not both and not _right_elsewhere(view, deviations):
         return deviations
-    origin = f"row {before.request}, which held batch row {view.row} up to call {before.call.number}"
+    origin = f"row {before.request}, which was batch row {view.row} up to call {before.call.number}"
     return [view.deviation("mask", "of-another-row", slot=min(slots), origin=origin, of_row=before.request)]
 
 

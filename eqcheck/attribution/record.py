@@ -15,7 +15,7 @@ from eqcheck.hashlm.trace import TARGET, Call
 
 Write = tuple[int, int, int]
 NO_WRITE: Write = (-1, -1, -1)  # of what no model wrote
-NEVER_FED = "no call was fed its id"
+NEVER_FED = "never fed to the target"
 
 
 @dataclass(frozen=True)

@@ -306,7 +306,7 @@ class Sources:
                 return None
             call, batch_row, at = asked.right[-1]
             said = state("other-node", call=call, batch_row=batch_row, right_column=at, column=other)
-            basis = f"the query that had to predict it saw exactly its row (call {call})"
+            basis = f"target call {call} attended to exactly the right tokens, so its prediction here is correct"
             return Told("wrong-correction", said, call, basis)
         before = [write for write, label in self.labels.queries(row, position - 1) if label.exact]
         if index == 0 or self.labels.queries(row, position) or not before:

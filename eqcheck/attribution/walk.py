@@ -56,7 +56,7 @@ class Walk:
             if not any(self.labels.of[writer].exact for writer in self._writers(root)):
                 return state("slot-unexplained", slot=root.deviation.slot or 0)
             # Its own query was right when it was written, so it was changed since.
-            origin = "layer 1 does not hold what was written"
+            origin = "layer 1 does not contain what was written to it"
             root = root._replace(deviation=replace(root.deviation, kind="torn-entry", source="layer-1", origin=origin))
         slots = self.context(root.write).displaced
         if root.deviation.component == "mask" and slots:

@@ -66,14 +66,14 @@ def second_opinion(
     if explanation.component != "unattributed" and asserted(explanation, opinion, shown):
         return replace(said, repair_confirms=bearing(explanation, opinion) == "confirms")
     if explanation.component == "unattributed":
-        detail = f"no cause was read ({explanation.detail}), repair says: {opinion}"
+        detail = f"{explanation.detail}; {opinion}"
     elif shown == "changes":
         detail = (
-            f"reading says {explanation.fingerprint}, but with other ids it says something else: it rests on a "
-            f"coincidence of ids; repair says: {opinion}"
+            f"the trace shows {explanation.fingerprint}, but copies of the case with other tokens show something else: "
+            f"it rests on a coincidence of tokens; {opinion}"
         )
     else:
-        detail = f"reading says {explanation.fingerprint}, repair says: {opinion}"
+        detail = f"the trace shows {explanation.fingerprint}, but {opinion}"
     return replace(said, component="unattributed", kind="unattributed", detail=detail)
 
 

@@ -24,7 +24,7 @@ from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, UNTRIED, Outcome
 from eqcheck.store.casefile import stored_violation
 from eqcheck.store.corpus import Corpus
 
-UNREPEATED = "the case did not fail again when it was decoded alone, so no cause was looked for"
+UNREPEATED = "the case did not fail again when it was decoded alone, so no cause was searched for"
 _LAST = 3  # cases that are looked into where time has ended without a violation
 _NOT_ASKED = "options of rows were not asked on a checkpoint: cases on the transparent target are wrong already"
 

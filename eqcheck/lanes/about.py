@@ -231,3 +231,18 @@ def about(lane: str) -> About:
     True
     """
     return _OF_LANES.get(lane, CHECKPOINT)
+
+
+def in_axis(axis: str, *values: str) -> str:
+    """Name values of an axis of cases.
+
+    >>> in_axis("rows", "2", "3+"), in_axis("num_draft_tokens", "1", "2-4"), in_axis("padding_side", "right")
+    ('2 or more rows', 'K of 1 or 2-4', 'right padding')
+    """
+    text = " or ".join(values)
+    for ranges, words in (("2 or 3+", "2 or more"), ("2-4 or 5+", "2 or more"), ("+", " or more")):
+        text = text.replace(ranges, words)
+    if axis == "rows":
+        return "1 row" if values == ("1",) else f"{text} rows"
+    name = {"family": "family", "cache_state": "cache state", "num_draft_tokens": "K of"}.get(axis)
+    return f"{name} {text}" if name else f"{text} padding"

@@ -283,7 +283,7 @@ def _from_tokens(
         observed_row=verdict.observed,
         wrong_rows=tuple(row.row for row in wrong),
         basis=BY_TOKENS,
-        given=Given(prompts[verdict.row], pad, eos, limit=limit),
+        given=Given(prompts[verdict.row], pad, eos, limit=limit, requests=len(prompts)),
     )
 
 

@@ -54,7 +54,8 @@ class WatchedCase:
 
     def given(self, row: int) -> Given:
         """The prompt and the settings of a row, as an explanation quotes them."""
-        return Given(self.prompts[row], self.pad_token_id, self.eos_token_ids, self.num_draft_tokens)
+        given = Given(self.prompts[row], self.pad_token_id, self.eos_token_ids, self.num_draft_tokens)
+        return replace(given, requests=len(self.prompts))
 
 
 def family_like(model: Any) -> str:

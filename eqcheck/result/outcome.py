@@ -11,7 +11,7 @@ from eqcheck.result.story import Story
 
 HANG = "crash/hang"
 HANGS_TO_GIVE_UP = 3
-UNTRIED = "there was no time to look for a cause"
+UNTRIED = "the time ended before a cause was searched for"
 
 
 class CaseLog(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any
 from eqcheck.contract.errors import OutputError
 from eqcheck.contract.escaping import listed, one_line
 from eqcheck.explanation.records import Explanation, many
-from eqcheck.explanation.text import render
+from eqcheck.explanation.text import laid_out, parts, render
 
 VERDICTS = ("equivalent", "tie", "inconclusive", "violation")
 
@@ -105,8 +105,11 @@ class Verdict:
         if self.declined:
             return f"declined: {self.declined}"
         if self.explanation is None:
-            but = "; near-ties, which rounding decides, are passed over" if self.status == "tie" else ""
-            return f"equivalent: {many(len(self.rows), 'row')}, every token as the target alone emits it{but}"
+            but = ", except in near-ties that rounding decides" if self.status == "tie" else ""
+            return f"{self.status}: {many(len(self.rows), 'row')}, every token is what the target returns alone{but}"
+        if self.status == "inconclusive":
+            lines = ["inconclusive: tokens differ, but not by more than the rounding of this dtype may explain so far"]
+            return "\n".join([*lines, *laid_out(parts(self.explanation))])
         return render(self.explanation)
 
 

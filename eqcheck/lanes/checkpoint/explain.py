@@ -21,7 +21,7 @@ from eqcheck.result.outcome import Outcome
 from eqcheck.result.verdict import RowVerdict
 
 _FEW = 4  # rows of a case that are all told where the others may matter
-UNEXPLAINED = "no single edit of what the row saw, of those tried, makes the model emit these tokens"
+UNEXPLAINED = "none of the explanations that were tried gives exactly these tokens"
 
 
 def explain(
@@ -84,7 +84,7 @@ def _given(case: EngineCase, number: int, needed: bool) -> Given:
     rows = [Given(prompt, None, o.eos_token_ids, None, o.max_new_tokens, None, said) for prompt, o, said in asked]
     own = replace(rows[number], pad_token_id=PAD, num_draft_tokens=case.num_draft_tokens)
     told = len({said for _, _, said in asked}) > 1 or (needed and 1 < len(rows) <= _FEW)
-    return replace(own, rows=tuple(rows) if told else ())
+    return replace(own, rows=tuple(rows) if told else (), requests=len(rows))
 
 
 def read(outcome: Outcome) -> tuple[str, str] | None:

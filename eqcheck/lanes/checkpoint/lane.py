@@ -40,7 +40,7 @@ from eqcheck.workers.interpreter import Judge as Judged
 from eqcheck.workers.worker import Workers
 
 _PATIENCE = 4  # so many limits, for a case that did not end within one
-UNSTEADY = "the case fails each time that it is decoded alone, but not with the same answer, and no cause was shown"
+UNSTEADY = "the case fails each time it is decoded alone, but with different tokens, so no cause was found"
 _EARLIER = (1, 4)  # cases that the engine decoded before a failing one; then all that it did
 _TELLING = 3  # cases of a group that abduction is asked about first
 _SAYING = 6  # tokens from the first wrong one on, with which a case may tell its cause

@@ -32,7 +32,7 @@ from eqcheck.contract.decoders import SETTINGS, Decoder, hook
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.kinds import KINDS
 from eqcheck.contract.options import ORDER
-from eqcheck.explanation.statements import reason
+from eqcheck.explanation.statements import needs_words, plain_words, reason, sentence
 from eqcheck.lanes.checkpoint import exhibit
 from eqcheck.result.findings import Finding
 from eqcheck.truth import law
@@ -44,10 +44,10 @@ ENGINE, CHECKPOINT, EVIDENCE, LAW = "_engine.py", "_checkpoint.py", "_sampling.p
 
 _FINDING = '''"""{title}
 
-{version}. Needs {needs}.{plain}
+{version}. {needs}
 {explanation}
 
-    {command}        # exit code 1: shown, 0: not shown; needs {requirements}, and {shared} beside it
+    {command}        # exit code 1: shown, 0: not shown; needs {requirements}, and {shared} in the same folder
 """
 
 {imports}
@@ -164,8 +164,7 @@ def script(decoder: Decoder, version: str, finding: Finding) -> str:
     return _FINDING.format(
         title=in_docstring(f"{decoder.name}: {finding.outcome.symptom}, found by eqcheck {__version__}."),
         version=in_docstring(f"{decoder.name} {version}"),
-        needs=", ".join(finding.needs) or "no option",
-        plain=f" Without speculation the engine is {finding.plain}." if finding.plain else "",
+        needs=about_case(finding.needs, finding.plain),
         explanation=textwrap.fill(in_docstring(what), 110),
         command=_command(case, decoder.dtype),
         requirements=in_docstring(hook(decoder.function, "requirements")),
@@ -176,6 +175,16 @@ def script(decoder: Decoder, version: str, finding: Finding) -> str:
         | _dictated(case),
         **parts | {"more": parts["more"].format(**facts)},
     )
+
+
+def about_case(needs: Sequence[str], plain: str) -> str:
+    """Say in sentences what a case needs to fail, and how the engine does on it without speculation.
+
+    >>> about_case((), "right")
+    'Fails at default settings. Without speculation the engine is correct.'
+    """
+    named = needs_words(needs).replace("default settings", "fails at default settings")
+    return " ".join(sentence(words) for words in (named, plain_words(plain)) if words)
 
 
 def _command(case: EngineCase, dtype: str) -> str:
