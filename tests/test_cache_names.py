@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +27,7 @@ from eqcheck.contract.cache_names import (
     named_as_installed,
     takes_cache,
 )
+from eqcheck.contract.decoders import Decoder
 from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.real.models import model_of
 
@@ -118,10 +118,11 @@ def test_a_forward_is_named_for_a_release_that_is_not_installed(monkeypatch: pyt
         monkeypatch.setattr(cache_names, "installed_name", lambda installed=installed: installed)
         named = named_as_installed(forward)
         assert list(inspect.signature(named).parameters) == ["ids", installed]
-        assert named(1, past_key_values=2) == named(1, 2) == (1, 2)
+        old: dict[str, Any] = {OLD: 2}
+        assert named(1, **old) == named(1, 2) == (1, 2)
 
 
-def passes(name: str) -> Callable[..., list[list[int]]]:
+def passes(name: str) -> Decoder:
     """A right decoder of one row that passes the cache under a name, and reads it out of outputs by that name."""
 
     @eqcheck.decoder(name=f"passes-{name}", requires=("batch-1",))
@@ -151,9 +152,8 @@ def test_a_newer_transformers_is_a_line_and_no_refusal(
 ) -> None:
     from eqcheck import cli
 
-    real = versions.version
     for faked in ("5.25.0", "5.40.0.dev0", "6.0.0rc1"):
-        monkeypatch.setattr(versions, "version", lambda name, faked=faked: faked)
+        monkeypatch.setattr("eqcheck.contract.versions.version", lambda name, faked=faked: faked)
         assert f"transformers {faked} is newer" in versions.untested()
         assert len(f"eqcheck: {versions.untested()}") <= 200
         assert "\n" not in versions.untested()
@@ -162,7 +162,7 @@ def test_a_newer_transformers_is_a_line_and_no_refusal(
     told = capsys.readouterr()
     assert "transformers 6.0.0rc1 is newer" in told.err
     assert "pip install 'transformers==5.24.*'" in told.err
-    monkeypatch.setattr(versions, "version", real)
+    monkeypatch.undo()
     assert not versions.untested()  # none that CI runs is called new
-    monkeypatch.setattr(versions, "version", lambda name: "5.24.3")
+    monkeypatch.setattr("eqcheck.contract.versions.version", lambda name: "5.24.3")
     assert not versions.untested()
