@@ -67,7 +67,7 @@ def _short_start(
     proved = [row for row, n in short.items() if len(row.observed) > n or any(row in some for some in special.values())]
     if not proved:
         return None
-    names = ", and as many equal ".join(name for name, some in special.items() if proved[0] in some)
+    names = " and to ".join(name for name, some in special.items() if proved[0] in some)
     said = [state("as-many-special", special=names)] if names else []
     return proved[0], together(state("short-start", tokens=short[proved[0]]), *said)
 
@@ -117,7 +117,7 @@ def _proves(prompt: Ids, row: RowVerdict, whole: _Whole) -> bool:
 def _words(length: int, whole: _Whole, advice: str) -> Statement:
     ahead = f"{many(whole.before, 'pad')}, " if whole.before else ""
     after = f", {many(whole.between, 'pad')}" if whole.between else ""
-    words = f"the row is {ahead}its prompt of {many(length, 'token')}{after}, then what the target emits; {advice}"
+    words = f"the row is {ahead}its prompt of {many(length, 'token')}{after}, then what the target returns; {advice}"
     return Statement(words, {"statement": "whole-row", "prompt": length, **whole._asdict()})
 
 

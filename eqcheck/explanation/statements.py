@@ -48,7 +48,7 @@ STATEMENTS = {
     "too-long": "the row has {tokens:token}; max_new_tokens is {limit}",
     "of-another-row": "the row is exactly what row {other_row} should be",
     "short-start": "the output starts {tokens:token} too early, with the end of the prompt",
-    "as-many-special": "the prompt contains exactly as many tokens equal to {special}",
+    "as-many-special": "exactly as many tokens of the prompt are equal to {special}",
     "left-behind": "with another prompt in {gone:row} this row returns other tokens; it arrived {steps:step} after "
     "their last token",
     # where a wrong token comes from
