@@ -6,6 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is slow, and no test here is about its speed.
+settings.register_profile("eqcheck", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("eqcheck")
 
 # `tests/conformance` lies below, and is run from other projects too: nothing of this folder is imported here.
 collect_ignore = ["conftest.py"]  # as a module for doctests it would be taken for that of `browser`
