@@ -20,8 +20,8 @@ def _names(root: Path) -> tuple[str, ...]:
 def committed(pattern: str, root: Path = ROOT) -> list[Path]:
     """Return the files that git lists and that match a pattern relative to the root, sorted.
 
-    ``*`` matches within one folder and ``**`` any folders, as in `pathlib.Path.glob`. Files that were deleted and not yet
-    committed are left out.
+    ``*`` matches within one folder and ``**`` any folders, as in `pathlib.Path.glob`. A file that is listed but was
+    deleted is left out.
 
     >>> [path.name for path in committed("tests/commit*.py")]
     ['committed.py']

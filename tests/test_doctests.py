@@ -46,7 +46,7 @@ def test_examples_of_a_folder(folder: Path) -> None:
 
 def test_an_example_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "wrong_examples.py").write_text('def one():\n    """\n    >>> 1 + 1\n    3\n    """\n')
-    (tmp_path / "no_examples.py").write_text('# >>> 1\n')
+    (tmp_path / "no_examples.py").write_text("# >>> 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     (said,) = failures("wrong_examples")
     assert "Expected:\n    3\nGot:\n    2" in said

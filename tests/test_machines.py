@@ -62,9 +62,8 @@ def test_names_verdicts_and_fingerprints_are_the_same_on_every_cpu(tmp_path: Pat
 
 def test_the_committed_scripts_build_the_same_weights() -> None:
     audits = [path.parent for path in committed("reports/*/report.json")]
-    scripts = {
-        path: path.read_text() for folder in audits for path in committed(f"reports/{folder.name}/*.py") if path.name != "_adapter.py"
-    }
+    beside = [path for folder in audits for path in committed(f"reports/{folder.name}/*.py")]
+    scripts = {path: path.read_text() for path in beside if path.name != "_adapter.py"}
     assert {path.parent for path in scripts if path.name == ENGINE} == {path.parent for path in scripts}
     shared = [path.parent for path in scripts if path.name == ENGINE]
     assert not any("normal_(" in text for text in scripts.values())

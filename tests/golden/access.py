@@ -31,10 +31,13 @@ from eqcheck.contract.kinds import FINGERPRINTS
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.report import load
 from eqcheck.report.markdown import to_markdown
+from eqcheck.sampling.wealth import Wealth
 from eqcheck.store.casefile import read_case
+from golden import settled
 
 __all__ = ["FINGERPRINTS", "ready", "report_as_markdown", "run", "told"]
 SPEC = "golden.access"
+_SUPREMUM: Any = vars(Wealth)["supremum"]  # before `ready` replaces it
 
 
 def _decoders() -> dict[str, Decoder]:
@@ -56,8 +59,20 @@ def _decoders() -> dict[str, Decoder]:
 globals().update(_decoders())
 
 
+class Shown(float):
+    """Evidence that is exact where it decides, and is printed as it is on every processor (`golden.settled`)."""
+
+    def __format__(self, spec: str) -> str:
+        return format(settled(self), spec)
+
+
+def _shown(wealth: Wealth) -> Shown:
+    return Shown(_SUPREMUM.fget(wealth))
+
+
 def ready() -> None:
     """Compute on one thread, let no time pass where an audit asks for it, and fork workers that know the catalogue."""
+    pytest.MonkeyPatch().setattr(Wealth, "supremum", property(_shown))
     torch.set_num_threads(1)
     multiprocessing.set_forkserver_preload(["eqcheck.workers.server", SPEC, try_case.__module__])
     forkserver.ensure_running()
