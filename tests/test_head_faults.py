@@ -21,6 +21,8 @@ from eqcheck.oracle.check import judge
 from eqcheck.selfcheck import faults as selfcheck
 from eqcheck.selfcheck.faults import check_head, check_known_good
 
+# One of each mechanism: `eqcheck selfcheck` has every fault in every build.
+FIRST = {fault.mechanism: fault for fault in reversed(HEAD_FAULTS)}
 PARTLY = Case(  # rows that accept different numbers, and neither none nor all
     prompts=((3, 1, 4, 1), (5, 9), (2, 6, 5)),
     max_new_tokens=10,
@@ -39,9 +41,9 @@ def test_right_builds_are_not_accused(name: str) -> None:
     assert check_known_good(name, 0, 20).violations == 0
 
 
-@pytest.mark.parametrize("number", range(len(HEAD_FAULTS)), ids=[fault.id for fault in HEAD_FAULTS])
-def test_a_planted_fault_is_named(number: int) -> None:
-    found = check_head(number)
+@pytest.mark.parametrize("fault", [*FIRST.values()][::-1], ids=lambda fault: fault.id)
+def test_a_planted_fault_is_named(fault: Fault) -> None:
+    found = check_head(HEAD_FAULTS.index(fault))
     assert found.caught
     assert found.attributed, found.named
 

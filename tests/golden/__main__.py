@@ -9,12 +9,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from speed.first import cpu
 
 from golden import CASES, HERE, NET, ROOT, SHOWN, access, alike, as_json, compared, joined, plain
 
@@ -132,19 +133,6 @@ GROUPS: dict[str, Callable[[Path], Entries]] = {
 }
 
 
-def spent() -> float:
-    """The CPU seconds of this process and of all that it started, whether they still run or not."""
-    seconds, family = sum(os.times()[:4]), {os.getpid()}
-    stats = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
-            stats[int(file.parent.name)] = file.read_text().rpartition(")")[2].split()
-    while more := {pid for pid, stat in stats.items() if int(stat[1]) in family} - family:
-        family |= more
-    ticks = sum(int(part) for pid in family - {os.getpid()} for part in stats[pid][11:15])
-    return seconds + ticks / os.sysconf("SC_CLK_TCK")
-
-
 def _alike() -> None:
     """Have nothing depend on where this runs: no display, no CI, 80 columns, nothing to be read from a terminal."""
     for name in (
@@ -177,7 +165,7 @@ def main(argv: list[str] | None = None) -> int:
     lines: list[str] = []
     total = 0
     for group in asked.groups or GROUPS:
-        start = spent()
+        start = cpu(os.getpid())
         with tempfile.TemporaryDirectory() as folder:
             entries = dict(GROUPS[group](Path(folder).resolve()))
             os.chdir(ROOT)
@@ -188,7 +176,7 @@ def main(argv: list[str] | None = None) -> int:
         found = compared(group, file.read_text() if file.exists() else "", given)
         lines += found
         differs = f", {len(found)} lines of differences" if found else ""
-        print(f"{group}: {len(entries)} entries, {spent() - start:.1f} s of CPU{differs}", flush=True)
+        print(f"{group}: {len(entries)} entries, {cpu(os.getpid()) - start:.1f} s of CPU{differs}", flush=True)
     left_out = [f"... and {len(lines) - SHOWN} lines more"] if len(lines) > SHOWN else []
     print("\n".join([*lines[:SHOWN], *left_out, f"{total} entries, {'some differ' if lines else 'all as stored'}"]))
     return 1 if lines else 0
