@@ -63,7 +63,7 @@ class Shown(float):
     """Evidence that is exact where it decides, and is printed as it is on every processor (`golden.settled`)."""
 
     def __format__(self, spec: str) -> str:
-        return format(settled(self), spec)
+        return format(settled(float(self)), spec)
 
 
 def _shown(wealth: Wealth) -> Shown:
