@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ENGINES := openvino_genai vllm mlx_vlm mlx_lm llama_cpp onnxruntime_genai
 
-.PHONY: audit showcase test test-all test-long test-oldest golden golden-write numbers gate-test lint docs bench comparison engines engines-test cluster-test dist release clean
+.PHONY: audit showcase test test-all test-long test-oldest golden golden-write figures gate-test lint docs bench comparison engines engines-test cluster-test dist release clean
 
 audit: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --allow-known --cases 150 --jobs 2
@@ -52,9 +52,10 @@ golden: $(VENV)/.installed
 golden-write: $(VENV)/.installed
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m golden --write $(GROUPS)
 
-# Every number of CONTRIBUTING.md that has a goal, measured here and now. It takes a quarter of an hour on two idle cores.
-numbers: $(VENV)/.installed
-	PYTHONPATH=tests $(VENV)/bin/python -m numbers_of_the_house
+# The figures of CONTRIBUTING.md, measured here and now, which takes a quarter of an hour on two idle cores; with
+# FIGURES='readme docs' these alone.
+figures: $(VENV)/.installed
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python tests/figures.py $(FIGURES)
 
 # The gate on servers of the trained pair: ten planted faults, and right ones (tests/gate_servers/measure.py).
 gate-test: $(VENV)/.installed

@@ -1,8 +1,8 @@
 """Settings of all tests here, and their three tiers, which markers in the files name.
 
-`make test` runs tests without a marker, `make test-all` those marked ``rest``, `make test-long` those marked ``long``. A
-function may take a second and a half of CPU in `make test`. Of one with many parameters ``tiers(quick=3, rest=8)`` leaves
-the first three there, gives the next eight to `make test-all`, and what is left to `make test-long`.
+`make test` runs tests without a marker, `make test-all` those marked ``rest``, `make test-long` those marked ``long``.
+A function may take a second and a half of CPU in `make test`. Of one with many parameters ``tiers(quick=3, rest=8)``
+leaves the first three there, gives the next eight to `make test-all`, and what is left to `make test-long`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The golden net: what about 300 decoded cases and the commands give, stored as text and compared byte by byte.
+"""The golden net: what some 400 decoded cases and the commands give, stored as text and compared byte by byte.
 
     make golden          compares, and prints what differs; exit code 1
     make golden-write    stores what is given now; say in CHANGES.md why that is truer
