@@ -27,7 +27,7 @@ def cpu(process: int) -> float:
 
 
 def first(words: list[str]) -> tuple[float, float, float]:
-    """Return the seconds of ``eqcheck audit`` until its first line and until its first violation, and the CPU's till then."""
+    """Return the seconds of ``eqcheck audit`` until its first line and violation, and the CPU seconds of the latter."""
     with tempfile.TemporaryDirectory() as folder:
         events, said = Path(folder) / "events.ndjson", Path(folder) / "said"
         command = [sys.executable, "-m", "eqcheck.cli", "audit", *words, "--no-corpus", "--out", folder]
