@@ -22,6 +22,7 @@ def test_a_script_is_short_and_the_reports_name_it(script: Path) -> None:
 
 @pytest.mark.skipif(not transformers.__version__.startswith("5.23."), reason="the scripts name transformers 5.23")
 @pytest.mark.parametrize("name", [one.stem for one in SCRIPTS if one.stem.startswith("transformers_")])
+@pytest.mark.tiers(quick=9, rest=1)
 def test_a_script_of_transformers_shows_its_fault(name: str) -> None:
     script = next(one for one in SCRIPTS if one.stem == name)
     with pytest.raises(SystemExit) as ended:

@@ -39,6 +39,7 @@ def without(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_oracle_and_plugin_need_no_extra(tmp_path: Path) -> None:
     done = without(ORACLE, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

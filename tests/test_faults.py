@@ -73,6 +73,7 @@ def named(decoder: Decoder, case: Case) -> str:
 
 
 @pytest.mark.parametrize("fault", [*FIRST.values()][::-1], ids=lambda fault: fault.id)
+@pytest.mark.tiers(quick=30, rest=200)
 def test_fault_is_caught_and_named(fault: Fault) -> None:
     decoder, found = fault.decoder(), Counter[str]()
     enough = ENOUGH if fault.kind != "hang" else 2  # a hang takes its time
@@ -90,6 +91,7 @@ def test_fault_is_caught_and_named(fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.id)
+@pytest.mark.tiers(quick=2, rest=4)
 def test_of_two_faults_the_first_is_named(pair: FaultPair) -> None:
     found = Counter[str]()
     for case in cases_for(pair):
@@ -102,6 +104,7 @@ def test_of_two_faults_the_first_is_named(pair: FaultPair) -> None:
 
 
 @pytest.mark.parametrize("fault", DRAFT, ids=lambda fault: fault.id)
+@pytest.mark.tiers(quick=16, rest=25)
 def test_draft_fault_costs_rounds_and_nothing_else(fault: Fault) -> None:
     right, wrong = BUILDS[fault.build].decoder("right"), fault.decoder()
     slower = 0
@@ -124,6 +127,7 @@ def test_draft_fault_costs_rounds_and_nothing_else(fault: Fault) -> None:
     ],
     ids=lambda fault: fault.id,
 )
+@pytest.mark.tiers(quick=25, rest=8)
 def test_minimised_case_has_no_row_to_spare(fault: Fault) -> None:
     decoder = fault.decoder()
     source = Source(5, fault.families, decoder.padding_sides, fault.cache_states)

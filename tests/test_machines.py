@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from committed import committed
 
 from eqcheck.case import engine
@@ -50,6 +51,7 @@ def shown(capability: str, folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_names_verdicts_and_fingerprints_are_the_same_on_every_cpu(tmp_path: Path) -> None:
     plain, wide = (shown(capability, tmp_path / capability) for capability in ("default", "avx2"))
     assert plain == wide

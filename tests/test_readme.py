@@ -38,6 +38,7 @@ def _run(adapter: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_audit_as_written(adapter: Path) -> None:
     assert "$ eqcheck audit mine.py " in README
     done = _run(adapter, "eqcheck.cli", "audit", "mine.py", "--cases", "40")
@@ -45,6 +46,7 @@ def test_audit_as_written(adapter: Path) -> None:
     assert (adapter.parent / "reports" / "mine" / "report.json").exists()
 
 
+@pytest.mark.long
 def test_pytest_as_written(adapter: Path) -> None:
     assert "$ pytest --adapter=mine.py\n" in README
     done = _run(adapter, "pytest", "-p", "no:cacheprovider", "--adapter=mine.py", "--eqcheck-cases=5")

@@ -96,6 +96,7 @@ def test_reading_a_case_or_a_report_imports_no_model() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.long
 def test_a_report_of_the_other_lane_has_the_same_shape(tmp_path: Path) -> None:
     (tmp_path / "engine.py").write_text(ENGINE.replace("if token == 4", "if token % 2"))
     engine = registry.load(str(tmp_path / "engine.py"))

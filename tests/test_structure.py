@@ -82,6 +82,7 @@ def test_every_module_has_a_room() -> None:
     assert {room(name) for name in texts(MODULES)} == {*ROOMS, ""}
 
 
+@pytest.mark.rest
 def test_imports_go_one_way() -> None:
     modules = texts(MODULES)
     del modules["eqcheck"]  # its names are imported when they are asked for
@@ -109,6 +110,7 @@ def graph(modules: Mapping[str, str]) -> dict[str, set[str]]:
     return found
 
 
+@pytest.mark.rest
 def test_no_modules_import_each_other() -> None:
     TopologicalSorter(graph(texts(MODULES + BENCHMARKS))).prepare()
 

@@ -82,6 +82,7 @@ def explained(fault: Fault) -> Explanation:
 
 
 @pytest.mark.parametrize("fault", ONE_EACH.values(), ids=ONE_EACH)
+@pytest.mark.tiers(quick=4, rest=24)
 def test_every_number_says_what_it_counts(fault: Fault) -> None:
     explanation = explained(fault)
     text = render(explanation)
