@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from eqcheck.contract.extras import EXTRAS
 
 BLOCKED = """
