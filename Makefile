@@ -57,7 +57,7 @@ golden-write: $(VENV)/.installed
 figures: $(VENV)/.installed
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python tests/figures.py $(FIGURES)
 
-# The gate on servers of the trained pair: ten planted faults, and right ones (tests/gate_servers/measure.py).
+# The gate on servers of the trained pair: eleven planted faults, and right ones (tests/gate_servers/measure.py).
 gate-test: $(VENV)/.installed
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m gate_servers.measure --right 12 --jobs 2
 

@@ -32,7 +32,7 @@ class Linked(NamedTuple):
     tokens: list[int]
 
     def sees(self) -> torch.Tensor:
-        """Which nodes each one sees, ``[nodes + 1, nodes + 1]``: what its parent sees, and itself."""
+        """Return which nodes each one sees, ``[nodes + 1, nodes + 1]``: what its parent sees, and itself."""
         seen = torch.eye(len(self.tokens) + 1, dtype=torch.bool)
         for node, parent in enumerate(self.parents, start=1):
             seen[node] |= seen[parent]
@@ -163,7 +163,7 @@ class Eagle:
         return path, int(answers[path[-1]])
 
     def keep(self, path: torch.Tensor) -> None:
-        """Of the block that was verified only the entries of these nodes, in this order."""
+        """Keep only the entries of these nodes of the verified block, in this order."""
         before = len(self.ids) - 1
         keep(self.cache, torch.cat([torch.arange(before), before + path]))
 

@@ -115,6 +115,6 @@ def decode_tree(
 
 
 def keep(cache: Any, slots: torch.Tensor) -> None:
-    """Only these slots of the cache, in this order."""
+    """Keep only these slots of the cache, in this order."""
     for layer in cache.layers:
         layer.keys, layer.values = layer.keys[:, :, slots], layer.values[:, :, slots]

@@ -99,7 +99,7 @@ def _drafting(draft: Any, request: eqcheck.Request) -> dict[str, Any]:
 
 
 def _sampling(row: RowOptions | None) -> dict[str, Any]:
-    """How the tokens of a row are chosen."""
+    """Return how the tokens of a row are chosen."""
     if row is None or not row.temperature:
         return {"do_sample": False}
     cuts = {"top_k": row.top_k, "top_p": row.top_p, "min_p": row.min_p or None}

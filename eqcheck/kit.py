@@ -1,4 +1,4 @@
-"""A test class for the suite of another project: one audit, and a test for each part that it looks at."""
+"""Provide a test class for the suite of another project: one audit, and a test for each group of kinds."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ CONTEXT = ("position", "mask", "cache", "state", "draft", "memory")
 
 
 class Equivalence:
-    """Tests that a decoder emits exactly what its target emits alone, for ``unittest`` and for pytest.
+    """Test that a decoder returns exactly what its target generates alone, with ``unittest`` or pytest.
 
-    A subclass names the decoder: ``adapter`` is a SPEC as `eqcheck.load` takes it, or a decoder as `eqcheck.decoder`
-    makes it. Or ``base_url`` is the address of a server of completions that speculates, and ``plain_url``, if there is
-    one, of the same server without speculation; they serve the built checkpoint ``checkpoint`` in ``dtype`` (`eqcheck
-    checkpoint write`). A base class that starts the server may set these names.
+    A subclass names the decoder: ``adapter`` is a spec as for `eqcheck.load`, or a decoder made by `eqcheck.decoder`.
+    Or ``base_url`` is the address of a completions server that speculates, and ``plain_url`` (optional) of the same
+    server without speculation; both serve the built checkpoint ``checkpoint`` in ``dtype`` (`eqcheck checkpoint
+    write`). A base class that starts the servers may set these names.
 
-    The first test audits the cases of a ``profile``, or so many ``cases`` where that is set, and all tests share the
-    result. ``est_time`` is how many seconds that takes a decoder that needs no engine; set your own.
-    ``known`` is the path of a TOML file of violations that are known. A test is switched off by its name:
-    ``test_options = None``.
+    The first test runs the audit, on the cases of a ``profile``, or on ``cases`` drawn cases if set; all tests share
+    the result. ``est_time`` is the expected time in seconds; set your own for an engine. ``known`` is the path of a
+    TOML file of known violations. Switch a test off by its name: ``test_options = None``.
 
         >>> class TestMine(Equivalence):
         ...     adapter, cases = "eqspec", 20
@@ -50,31 +49,31 @@ class Equivalence:
     est_time: ClassVar[int] = 30
 
     def test_context(self) -> None:
-        """Each query of the target sees its own row, all of it, in its place."""
+        """Check that position ids, masks and caches are correct."""
         self._told(lambda finding: finding.explanation.component in CONTEXT)
 
     def test_ends(self) -> None:
-        """A row has its own tokens, and ends where the target ends it."""
+        """Check that rows return their own tokens and end where the target ends them."""
         self._told(lambda finding: finding.explanation.component == "bookkeeping")
 
     def test_options(self) -> None:
-        """The options of a row are applied."""
+        """Check that the options of each row are applied."""
         self._told(lambda finding: finding.explanation.component == "options")
 
     def test_sampling(self) -> None:
-        """Sampled tokens are drawn from the law of the target."""
+        """Check that sampled tokens follow the target's distribution."""
         self._told(lambda finding: finding.explanation.component == "sampling")
 
     def test_crashes(self) -> None:
-        """No request raises, hangs, or has an answer that is none."""
+        """Check that no request raises, hangs, or returns an invalid output."""
         self._told(lambda finding: finding.explanation.component == "crash")
 
     def test_unattributed(self) -> None:
-        """No token is wrong without a cause that was read."""
+        """Check that no token is wrong with an unknown cause."""
         self._told(lambda finding: finding.explanation.component == "unattributed")
 
     def test_conclusive(self) -> None:
-        """Cases ran, answers repeat, and the target was asked; what is listed as known still shows."""
+        """Check that cases ran, outputs repeat, and the target was called; known violations still occur."""
         __tracebackhide__ = True
         audit = self._audited()
         if audit.verdict == "inconclusive":

@@ -325,7 +325,9 @@ def _known_faults(config: pytest.Config) -> list[tuple[Decoder, str]]:
 
 
 def outdated(config: pytest.Config, decoder: str, fault: str, cases: str | None) -> str:
-    """Why an entry of ``--eqcheck-known`` fails; empty where it stands, or there is none. See `Known.outdated`."""
+    """Return why an entry of ``--eqcheck-known`` fails; empty where it stands,
+    or there is none. See `Known.outdated`.
+    """
     entries, today = _entries(config)
     own = [entry for entry in entries if entry.of(decoder) and entry.fingerprint == fault]
     return next(filter(None, (entry.outdated(today, cases) for entry in own)), "")

@@ -171,7 +171,7 @@ class Eqspec(Engine):
 
 
 def select(states: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Of ``[batch, heads, slots, dim]`` these rows ``[rows, 1]``, and of each these slots ``[rows, width]``."""
+    """Select these rows ``[rows, 1]`` of ``[batch, heads, slots, dim]``, and of each these slots ``[rows, width]``."""
     _, heads, count, dim = states.shape
     head = torch.arange(heads, device=states.device)[:, None]  # [heads, 1]
     flat = (rows[..., None] * heads + head) * count + slots[:, None]  # [rows, heads, width]

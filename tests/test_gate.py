@@ -23,10 +23,14 @@ from gate_servers.engine import Asked, Told
 from gate_servers.server import served
 
 from eqcheck.cli import main
+from eqcheck.gate.answers import Scored
 from eqcheck.gate.prompts import drawn, read
+from eqcheck.gate.rows import Completed, Row, Wanted, second_choices
+from eqcheck.gate.sentences import text_of
 from eqcheck.truth.evidence import CROSSES, Exceedances, needed
 
 VOCABULARY = 256
+LOSSY = 0.8  # nats
 FAST = ("--requests", "96", "--max-tokens", "48", "--concurrency", "1,8")
 
 
@@ -82,7 +86,9 @@ class Toy:
             seen = [*context[:-2], context[-1]] if hidden and at % 5 == 4 else context
             law = self.law(seen)
             warm = asked.temperature * (2.0 if self.fault == "warm" else 1.0)
-            token = int(law.argmax())
+            (first, second), (token, other) = (each.tolist() for each in law.topk(2))
+            if self.fault == "lossy" and at % 2 and first - second <= LOSSY:
+                token = other
             if warm:
                 token = self.random.choices(range(VOCABULARY), (law / warm).softmax(-1).tolist())[0]
             context.append(token)
@@ -177,6 +183,72 @@ def test_a_fault_is_told_and_named(capsys: pytest.CaptureFixture[str], fault: st
     assert violation["conditions"]
 
 
+def test_lossy_acceptance_is_named_by_ranks_and_a_limit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Every other token is the second choice where that is near; a cache that lacks a token gives any choice."""
+    with servers(Toy("lossy")) as both:
+        code, report = gated(capsys, *both, *FAST, "--out", str(tmp_path))
+    assert code == 1
+    (violation,) = report["violations"]
+    assert violation["fingerprint"] == "bookkeeping/over-accept"
+    assert violation["cause"]["certainty"] == "Likely cause"
+    seconds = violation["second_choices"]
+    assert seconds["second"] == seconds["wrong_tokens"] > 50
+    said = violation["explanation"]
+    assert f"All {seconds['second']} wrong tokens are the plain server's second choice" in said
+    assert "lossy or threshold acceptance): those at most 0.8" in said
+    assert "by accident is 1 in 10^" in said
+    shown = text_of(report, str(tmp_path))
+    assert f"Reproduce      python {tmp_path}/over-accept.py" in shown
+    with servers(Toy("hidden")) as both:
+        _, report = gated(capsys, *both, *FAST)
+    (violation,) = report["violations"]
+    assert violation["second_choices"]["second"] < violation["second_choices"]["wrong_tokens"]
+    assert "second choice" not in violation["explanation"]
+
+
+def rows_with_gaps(wrong: list[float], places: list[float]) -> list[Row]:
+    """Rows of one token: second choices with these gaps that are returned, and first choices with such a second."""
+    made = []
+    for gap, token in [*((gap, 2) for gap in wrong), *((gap, 1) for gap in places)]:
+        scores = {1: -0.1, 2: -0.1 - gap, 3: -30.0, 4: -31.0, 5: -32.0}
+        place = Scored(token, scores[token], 1, scores)
+        made.append(Row(0, Wanted((7,), 1), Completed((token,), "length", (7,)), (place,), 1, 0))
+    return made
+
+
+def test_second_choices_name_a_threshold_only_with_a_limit() -> None:
+    rng = random.Random(0)
+    places = [5 * rng.random() for _ in range(600)]
+    near, any_ = [0.2 + 0.8 * rng.random() for _ in range(80)], [0.2 + 4.8 * rng.random() for _ in range(80)]
+    limited, unlimited = (second_choices(rows_with_gaps(wrong, places), 0.1) for wrong in (near, any_))
+    assert limited.all_second
+    assert unlimited.all_second
+    assert limited.log10_limit < -20
+    assert unlimited.log10_limit > -3
+    assert limited.log10_chance == pytest.approx(80 * math.log10(0.25))
+    assert not second_choices(rows_with_gaps(near[:2], places), 0.1).all_second
+    assert not second_choices(rows_with_gaps([], places), 0.1).all_second
+
+
+def test_the_last_screen_has_the_cause_the_reproduction_and_the_verdict(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("eqcheck.explanation.layout.within", 80)
+    with servers(Toy("lossy")) as both:
+        assert main(["gate", *both, *FAST, "--out", str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 or all("/" in line for line in lines if len(line) > 80)
+    screen = "\n".join(lines[-23:])
+    for word in ("Likely cause", "Evidence", "Reproduce", "violation: "):
+        assert word in screen
+    expected, got, mark = (
+        next(line for line in lines if word in line) for word in ("expected  ", "got  ", "^ new token ")
+    )
+    wrong = next(at for at, pair in enumerate(zip(expected[17:], got[17:], strict=False), 17) if pair[0] != pair[1])
+    first = mark.index("^")
+    assert first <= wrong < first + mark.count("^")
+
+
 @pytest.mark.parametrize("temperature", ["0", "0.9"])
 @pytest.mark.tiers(quick=0, rest=1)
 def test_rows_without_their_last_token_are_told_whatever_their_end_is_called(
@@ -223,7 +295,7 @@ def test_the_smallest_requests_show_a_wrong_row(
         said = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True).stdout
     observed = smallest["observed"]
     assert f"{len(observed)} of {smallest['max_tokens']} tokens" in said
-    assert fault in ("limit", "lost") or f"token {smallest['at']} is {observed[smallest['at']]} and" in said
+    assert fault in ("limit", "lost") or f"token {smallest['at']} is {observed[smallest['at']]} but" in said
 
 
 @pytest.mark.long

@@ -207,7 +207,7 @@ def test_the_meaning_of_a_kind_is_not_said_twice(words: str) -> None:
     wealth.log_supremum = 30.0
     seen = explained(Outcome(None, "equivalent"), wealth, Named("residual", words, 20.0)).explanation
     assert seen is not None
-    assert seen.detail.startswith(f"{words}; the evidence" if words else "the evidence")
+    assert seen.detail.startswith(f"{words}; after 0 tokens the evidence" if words else "after 0 tokens the evidence")
     assert KINDS["residual"].meaning not in seen.detail
 
 

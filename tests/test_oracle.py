@@ -258,7 +258,7 @@ def test_rows_returned_whole_are_named(kind: str, how: str, what: str, pad: int 
     assert verdict.explanation is not None
     assert verdict.explanation.fingerprint == "bookkeeping/prompt-in-output"
     assert (verdict.explanation.row, verdict.explanation.wrong_rows) == (0, (0, 1, 2))
-    assert f"its prompt of 5 tokens, then what the target emits; {what}" in verdict.explain()
+    assert f"its prompt of 5 tokens, then what the target returns; {what}" in verdict.explain()
     outputs[2][-1] = (outputs[2][-1] + 1) % PAD  # a wrong token in one row: the prompt is not the whole story
     assert "prompt-in-output" not in check(kind, outputs, eos, pad).explain()
 
@@ -266,14 +266,24 @@ def test_rows_returned_whole_are_named(kind: str, how: str, what: str, pad: int 
 @pytest.mark.parametrize(
     ("prompt", "expected", "observed", "words"),
     [
-        ((3, 1), (7, 8), (3, 1, 7, 8), "its prompt of 2 tokens, then what the target emits; return row[len(prompt):]"),
+        (
+            (3, 1),
+            (7, 8),
+            (3, 1, 7, 8),
+            "its prompt of 2 tokens, then what the target returns; return row[len(prompt):]",
+        ),
         (
             (3, 1),
             (7, 8),
             (0, 0, 3, 1, 7, 8),
-            "2 pads, its prompt of 2 tokens, then what the target emits; return row[4:]",
+            "2 pads, its prompt of 2 tokens, then what the target returns; return row[4:]",
         ),
-        ((3, 1), (7, 8), (3, 1, 0, 7, 8), "its prompt of 2 tokens, 1 pad, then what the target emits; return row[3:]"),
+        (
+            (3, 1),
+            (7, 8),
+            (3, 1, 0, 7, 8),
+            "its prompt of 2 tokens, 1 pad, then what the target returns; return row[3:]",
+        ),
         ((3, 1), (7, 8), (3, 1, 7, 8, 0), "return row[len(prompt):] without the pads at its end"),
         ((0, 1), (0, 8), (0, 0, 1, 0, 8), "return row[3:]"),  # the pad id is a token of the prompt and of the row
         ((3,), (7, 8), (3, 7, 8), "its prompt of 1 token, then"),

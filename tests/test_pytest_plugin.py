@@ -228,7 +228,7 @@ def test_where_the_corpus_cannot_be_written_the_case_lies_elsewhere(pytester: py
 def test_what_a_decoder_raises_is_shown_with_its_own_frames_alone(pytester: pytest.Pytester) -> None:
     result = run(pytester, "--adapter=engines/mine.py:raises", "-k", "solo or limit", "-rs")
     result.stdout.fnmatch_lines(
-        ["crash/exception:KeyError - the decoder raised", '  File "*mine.py", line *, in raises']
+        ["crash/exception:KeyError: the decoder raised an exception", '  File "*mine.py", line *, in raises']
     )
     result.assert_outcomes(failed=1, skipped=1, deselected=LAWS + SAMPLED - 2)
     result.stdout.fnmatch_lines(

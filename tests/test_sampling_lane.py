@@ -183,7 +183,7 @@ def test_requests_that_begin_with_the_same_random_numbers_share_them() -> None:
 
     (finding,) = audited(registered("reset", Reset), 30).violations
     assert finding.fingerprint == "sampling/shared-noise:requests"
-    assert "the same request with fresh random numbers emits the same" in finding.explanation.detail
+    assert "the same request with fresh random numbers returns the same" in finding.explanation.detail
 
 
 @pytest.mark.rest
@@ -238,10 +238,14 @@ def test_a_row_that_ends_too_early_is_bookkeeping() -> None:
 
 
 ENDS: dict[str, tuple[Callable[[list[int]], list[int]], tuple[int, ...], list[str]]] = {
-    "premature-stop": (lambda row: row[:3], (), ["the row ends before new token 3", "3 of 4 tokens were emitted"]),
-    "over-length": (lambda row: [*row, 7], (), ["new token 4 is id 7 where the row should have ended"]),
-    "past-eos": (lambda row: [9, 9], (9,), ["new token 1 is id 9 (EOS) where the row should have ended"]),
-    "pad-in-output": (lambda row: [*row, 0], (), ["new token 4 is id 0 (pad id) where the row should have ended"]),
+    "premature-stop": (
+        lambda row: row[:3],
+        (),
+        ["^^^ new token 3", "3 of 4 tokens were returned, and the last is not an EOS."],
+    ),
+    "over-length": (lambda row: [*row, 7], (), ["^ new token 4", "The row has 5 tokens; max_new_tokens is 4."]),
+    "past-eos": (lambda row: [9, 9], (9,), ["^ new token 1 (an EOS)", "The row continues with 1 token after its EOS."]),
+    "pad-in-output": (lambda row: [*row, 0], (), ["^ new token 4 (the pad id)"]),
 }
 
 
@@ -256,9 +260,9 @@ def test_nothing_is_said_to_be_expected_of_a_sampled_row_that_ends_wrongly(kind:
     assert outcome.fingerprint == f"bookkeeping/{kind}"
     assert outcome.explanation is not None
     text = render(outcome.explanation)
-    assert "It emits ids" in text
+    assert "  got  " in text
     assert all(one in text for one in told), text
-    for never in ("expected", "right", "None", "differs"):
+    for never in ("expected", "correct", "None", "differs"):
         assert never not in text
     assert outcome.explanation.expected_row == ()
 
@@ -274,9 +278,8 @@ def test_a_wrong_context_of_a_sampled_row_makes_no_token_right() -> None:
     outcome = try_case(shifted, SampledCase(((3, 1),), (RowOptions(4, temperature=1.0),)), None)
     assert outcome.explanation is not None
     text = render(outcome.explanation)
-    assert "where position 1 is right" in text
-    assert re.search(r"New token \d is id \d+, which was drawn\.", text)
-    assert not re.search("expected to emit|even so|where id", text)
+    assert "so its position id must be 1" in " ".join(text.split())
+    assert not re.search("expected|all the same", text)
 
 
 def seeded(self: Sampler, target: Any, draft: Any, prompt: list[int], row: RowOptions, k: int) -> list[int]:
@@ -315,9 +318,8 @@ def test_a_broken_promise_is_shown_whole_and_in_few_rows() -> None:
     assert len(finding.case.prompts) == 2
     text = render(finding.explanation)
     for number, (prompt, row) in enumerate(zip(finding.case.prompts, finding.case.rows, strict=True)):
-        asked = f"limit {row.max_new_tokens}, temperature 1, top-k 8, seed {row.seed}"
-        begin = "have" if number == finding.explanation.row else "has"
-        assert f"ow {number} {begin} the prompt ids {' '.join(map(str, prompt))}, {asked}" in text
+        assert re.search(rf"request {number} +prompt +{' '.join(map(str, prompt))}\b", text)
+        assert f"temperature 1, top-k 8, seed {row.seed}" in text
 
 
 def test_a_wrong_law_takes_the_place_of_what_it_explains_and_says_so() -> None:

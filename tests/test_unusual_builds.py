@@ -16,6 +16,7 @@ from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.contract.decoders import CLAIMED, Decoder, Request, decoder
 from eqcheck.decoding.harness import run
 from eqcheck.explanation.records import Deviation, Explanation, Opinion, Query
+from eqcheck.explanation.statements import sentence
 from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import judge
@@ -116,5 +117,9 @@ def test_unattributed_shows_both_opinions() -> None:
         repair=Opinion((("cache",),), ()),
     )
     text = render(read)
-    assert f"Two opinions: {detail}." in text
-    assert text.index("Two opinions") < text.index("which the others do not bear out") < text.index("However")
+    assert f"    {sentence(detail)}" in text
+    assert (
+        text.index("  Cause unknown")
+        < text.index("  Read           from the cache, but not confirmed")
+        < text.index("is masked")
+    )

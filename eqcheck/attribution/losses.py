@@ -99,7 +99,7 @@ def settled(losses: Counter[str]) -> Counter[str]:
 
 
 def lost(losses: Counter[str]) -> tuple[int, int]:
-    """How many draft tokens were lost in many runs, and of how many that the script lets be accepted.
+    """Return how many draft tokens were lost in many runs, and of how many that the script lets be accepted.
 
     Losses that may be a coincidence, so that `all_warnings` does not tell them, do not count.
 

@@ -194,7 +194,7 @@ class ClusterCampaign:
         return self.lost.pop() if self.lost else next(work, None)
 
     def _slots(self) -> int:
-        """How many shards the machines that are there now can run side by side."""
+        """Return how many shards the machines that are there now can run side by side."""
         return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // self.options.jobs)
 
     def _begin(self, bounds: dict[str, Any]) -> None:

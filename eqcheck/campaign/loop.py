@@ -24,7 +24,7 @@ from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, UNTRIED, Outcome
 from eqcheck.store.casefile import stored_violation
 from eqcheck.store.corpus import Corpus
 
-UNREPEATED = "the case did not fail again when it was decoded alone, so no cause was looked for"
+UNREPEATED = "the case did not fail again when it was decoded alone, so no cause was searched for"
 _LAST = 3  # cases that are looked into where time has ended without a violation
 _NOT_ASKED = "options of rows were not asked on a checkpoint: cases on the transparent target are wrong already"
 
@@ -81,7 +81,7 @@ def concluded(audits: list[Audit]) -> Audit:
 
 
 def _failed_fast(result: Audit) -> bool:
-    """Whether a violation ended the drawing, one that is not known."""
+    """Return whether a violation ended the drawing, one that is not known."""
     passing = result.options.fail_fast
     return passing is not None and any(finding.fingerprint not in passing for finding in result.violations)
 
@@ -220,7 +220,7 @@ class Campaign:
         return len(self.result.outcomes) > count
 
     def _meets(self, case: Any) -> bool:
-        """Whether the decoder takes a case, as the report says of each case that was decoded."""
+        """Return whether the decoder takes a case, as the report says of each case that was decoded."""
         return not unmet(case, self.result.decoder.requires)
 
     def _cases(self, until: float) -> Iterator[Any]:
@@ -228,7 +228,7 @@ class Campaign:
             yield case
 
     def _gives_up(self, outcome: Outcome) -> bool:
-        """Whether too many cases within the claim hung; a family beyond it is given up by itself."""
+        """Return whether too many cases within the claim hung; a family beyond it is given up by itself."""
         claimed, family = self.result.claims(outcome.case), outcome.case.family
         key = "" if claimed else family
         self.hung[key] += 1

@@ -39,7 +39,7 @@ def load_all(specs: Sequence[str]) -> list[Decoder]:
 
 
 def described(decoder: Decoder) -> bool:
-    """Whether there is nothing of a decoder here but its declarations."""
+    """Return whether there is nothing of a decoder here but its declarations."""
     return decoder.function is _elsewhere
 
 

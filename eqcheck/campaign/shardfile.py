@@ -50,7 +50,7 @@ class Terms:
     options: dict[str, Any]
 
     def differs(self, other: Terms) -> str:
-        """In what another shard's terms differ, in words; empty where they do not."""
+        """Describe in what another shard's terms differ; empty if they do not."""
         for name in ("eqcheck", "decoder", "code", "seed", "options"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs and name == "options":

@@ -15,7 +15,7 @@ from eqcheck.contract.errors import UsageError
 
 @contextmanager
 def legacy_cache(*models: Any) -> Iterator[None]:
-    """Inside the block caches have the methods of transformers 4, and ``models`` take and return tuples of tensors.
+    """Give caches the methods of transformers 4 inside the block, and let ``models`` take and return tuples of tensors.
 
         >>> import torch
         >>> from eqcheck.hashlm.model import HashConfig, HashLM

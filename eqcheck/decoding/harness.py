@@ -134,7 +134,7 @@ def _on_real_target(
     timeout: float | None,
     repair: Callable[[Trace], Callable[[Call], Fix]] | None,
 ) -> Run:
-    """As `run`, on real models that are read while they run; they are left as they were found."""
+    """Decode like `run`, on real models that are read while they run and then restored."""
     generation = {"pad_token_id": case.pad_token_id, "eos_token_id": list(case.eos_token_ids) or None}
     known = tuple(zip(truth.uncut, truth.digests, strict=True))
     script, mends = script_of(case, truth), repair(trace) if repair else None

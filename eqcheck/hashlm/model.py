@@ -289,7 +289,7 @@ class HashLM(Offers, GenerationMixin):
 
     @property
     def trace(self) -> Trace | None:
-        """Where the calls are recorded; None: nowhere."""
+        """Return where the calls are recorded; None: nowhere."""
         return self.model.trace
 
     @trace.setter

@@ -78,7 +78,7 @@ class HashConfig(PretrainedConfig):
 
 
 class Script(NamedTuple):
-    """Where a draft proposes its second choice: after the final digests ``wrong_after``, and at random elsewhere.
+    """Script where a draft proposes its second choice: after the final digests ``wrong_after``, at random elsewhere.
 
     There the first choice is the second one, and after the digests ``lower`` it has the rank given, from 0.
     """
@@ -88,7 +88,7 @@ class Script(NamedTuple):
     lower: Mapping[int, int] = MappingProxyType({})
 
     def disagrees(self, digests: Words) -> Bools:
-        """Whether the second choice is proposed after each context; a fixed function of the context."""
+        """Return whether the second choice is proposed after each context; a fixed function of the context."""
         wrong = np.array([digest in self.wrong_after for digest in digests.ravel().tolist()], np.bool_)
         wrong = wrong.reshape(digests.shape)
         return wrong | disagrees_by_chance(digests, self.agreement) if self.agreement < 1.0 else wrong
@@ -153,7 +153,7 @@ class Offers(PreTrainedModel):
 
 
 def disagrees_by_chance(digests: Words, agreement: float) -> Bools:
-    """Where a draft of this rate of agreement proposes the second choice: a fixed function of each context."""
+    """Return where a draft of this rate of agreement proposes the second choice: a fixed function of each context."""
     chance = hashing.mix(digests ^ _SALT) >> np.uint64(11)
     return chance.astype(np.float64) * 2.0**-53 >= agreement
 

@@ -19,7 +19,7 @@ from eqcheck.hashlm.hashing import Bools, Ints, Words
 
 _HIDDEN_BELOW = -1e3  # an additive mask hides with -inf, the dtype's minimum, or a large negative number
 
-# Whether the installed transformers is one of those whose models are told which slots a block goes to: a 4.
+# Models of transformers 4 take ``cache_position``, the slots that a block is written to.
 TAKES_CACHE_POSITION = "cache_position" in inspect.signature(LlamaForCausalLM.forward).parameters
 
 
@@ -133,7 +133,9 @@ class Feed(NamedTuple):
         return np.broadcast_to(visible, (batch, block, slots)).copy()
 
     def _goes_without(self, sizes: Sizes, batch: int) -> bool:
-        """Whether real models would build no mask, and let attention be causal by the order of keys and queries."""
+        """Return whether real models would build no mask,
+        and let attention be causal by the order of keys and queries.
+        """
         block, length = len(self.slots_fed), sizes.length
         if self.family.biased or (self.family.window and length >= self.family.window):
             return False
@@ -200,7 +202,8 @@ class Feed(NamedTuple):
 
 
 def _same_packed_sequence(positions: Ints) -> Bools:
-    """Whether tokens share a packed sequence, ``[batch, block, block]``: it ends where positions do not go up by 1.
+    """Return whether tokens share a packed sequence, ``[batch, block, block]``: it ends where positions do not go up by
+    1.
 
     Real models of transformers read packing into position ids that come with neither mask nor cache.
     """

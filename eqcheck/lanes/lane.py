@@ -76,7 +76,7 @@ class Lane(ABC):
 
     @property
     def limits(self) -> Limits:
-        """How long a case may take, and how much memory."""
+        """Return how long a case may take, and how much memory."""
         from eqcheck.workers.worker import Limits
 
         return Limits(self.options.case_timeout, self.options.case_memory if self.options.isolate else None)
@@ -90,7 +90,9 @@ class Lane(ABC):
         """The cases to decode, drawn as they are asked for; the same for the same options."""
 
     def asks(self, case: Any) -> bool:
-        """Whether a stored case is one of this lane that the options allow; cases of other checkpoints are not."""
+        """Return whether a stored case is one of this lane that the options allow;
+        cases of other checkpoints are not.
+        """
         if case.lane != self.result.lane or case.family not in self.result.families:
             return False
         if not case.checkpoint:
@@ -139,7 +141,7 @@ class Lane(ABC):
         return []
 
     def tells(self, outcome: Outcome) -> bool:
-        """Whether a case says by itself why it fails."""
+        """Return whether a case says by itself why it fails."""
         return True
 
     def counted(self, outcome: Outcome) -> int | None:
@@ -147,7 +149,9 @@ class Lane(ABC):
         return self.result.explained_by(outcome)
 
     def repeats(self, outcome: Outcome) -> bool:
-        """Whether a case gives the same answer each time it is decoded; one that is sampled, whether it fails again."""
+        """Return whether a case gives the same answer each time it is decoded; one that is sampled,
+        whether it fails again.
+        """
         if self.sampled:
             tried = [self.running.try_case(outcome.case) for _ in range(REPEATS)]
             return any(again.symptom == outcome.symptom for again in tried)

@@ -55,7 +55,8 @@ class Positions:
         return positions
 
     def _distance(self, expected: torch.Tensor, key: torch.Tensor) -> float:
-        return float((expected - key).norm() / expected.norm().clamp_min(1e-12))
+        distance = (expected - key).norm() / expected.norm().clamp_min(1e-12)
+        return float(distance.detach())  # torch warns where a tensor with a gradient becomes a number
 
     def _nearest(self, token: int, position: int, key: torch.Tensor) -> int:
         reach = range(-_BELOW, max(position, 0) + _BEYOND)

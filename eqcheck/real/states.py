@@ -31,7 +31,7 @@ _KINDS = ("recurrent_states", "conv_states")
 
 
 class StateShadow(Shadow):
-    """As `Shadow`, for models whose layers all have a state in place of keys and values."""
+    """Work like `Shadow`, for models whose layers all have a state instead of keys and values."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -44,7 +44,7 @@ class StateShadow(Shadow):
             self._before = self._histories(self.open, options.get("cache_params"))
 
     def wrote(self, layer: int, new: tuple[torch.Tensor, ...], all_of_them: tuple[torch.Tensor, ...]) -> None:
-        """Nothing goes into caches here."""
+        """Return nothing: nothing goes into caches here."""
 
     def saw(self, watched: Watched | None, layer: int, seen: AttentionInput) -> None:
         """There is no attention."""

@@ -1,4 +1,4 @@
-"""From an audit to its report, and to the files in which it is kept."""
+"""Turn an audit into its report, and write the files that keep it."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def _script_file(folder: Path, finding: Finding) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether an audit wrote a file: nothing else is removed."""
+    """Return whether an audit wrote a file: nothing else is removed."""
     try:
         if path.suffix == ".py":
             return "by eqcheck" in path.read_text(errors="replace")[:400]

@@ -27,7 +27,7 @@ _SHOWN = 3  # reasons
 
 
 def summary(reasons: Mapping[str, int], total: int) -> str:
-    """How many cases were declined and why; empty for none.
+    """Return how many cases were declined and why; empty for none.
 
     >>> summary({"one row at a time": 4}, 10)
     '4 of 10 cases were declined: one row at a time (4)'

@@ -255,12 +255,14 @@ class Audit:
         return [outcome for outcome in self.outcomes if self.claims(outcome.case) and not outcome.declined]
 
     def claims(self, case: Any) -> bool:
-        """Whether the decoder claims to be right on the case; checkpoints are drawn of the kinds that it claims."""
+        """Return whether the decoder claims to be right on the case;
+        checkpoints are drawn of the kinds that it claims.
+        """
         return case.family in self.claimed_families or bool(case.checkpoint)
 
     @property
     def inconclusive(self) -> int:
-        """How many drawn cases within the claim failed without being a violation."""
+        """Return how many drawn cases within the claim failed without being a violation."""
         return sum(finding.count for finding in self.doubtful if self.claims(finding.case)) + self.unsettled
 
     @property
@@ -276,7 +278,7 @@ class Audit:
 
     @property
     def coverage(self) -> dict[str, int]:
-        """How many cases raised each counter."""
+        """Return how many cases raised each counter."""
         return dict(sorted(self.tally.coverage.items()))
 
     @property
@@ -335,7 +337,7 @@ class Audit:
 
     @property
     def _enough(self) -> bool:
-        """Whether so many cases ran that what none of them showed is no more."""
+        """Return whether so many cases ran that what none of them showed is no more."""
         return self.tally.run >= ENOUGH_TO_CALL_STALE and set(self.claimed_families) <= set(self.families)
 
 

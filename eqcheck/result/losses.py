@@ -16,7 +16,7 @@ Due = Mapping[str, tuple[int, int]]  # by batch, row or position: draft tokens a
 
 
 def due(observed: Counter[str]) -> dict[str, tuple[int, int]]:
-    """By ``batch SIZE``, ``row NUMBER`` and ``position NUMBER``, draft tokens accepted and due; and of sampled rows.
+    """Count draft tokens accepted and due by ``batch SIZE``, ``row NUMBER``, ``position NUMBER``; and of sampled rows.
 
     Nothing is known of sampled rows where one round shows that the engine draws its draft tokens.
 
@@ -56,7 +56,7 @@ def lost_of(audit: Audit) -> tuple[int, int]:
 
 
 def within(audit: Audit, most: float | None) -> bool | None:
-    """Whether no larger share of the draft tokens is lost than may be; None where nothing is known of them."""
+    """Return whether no larger share of the draft tokens is lost than may be; None where nothing is known of them."""
     lost, asked = lost_of(audit)
     return most is None or (lost <= most * asked if asked else None)
 

@@ -154,7 +154,7 @@ class Tally:
 
     @property
     def declined(self) -> dict[str, int]:
-        """Why cases within the claim were declined, the most frequent reason first."""
+        """Return why cases within the claim were declined, the most frequent reason first."""
         return dict(self.by(lambda one: one.declined, lambda one: one.claimed and bool(one.declined)).most_common())
 
     def by(self, name: Callable[[Alike], str], among: Callable[[Alike], bool] = lambda one: True) -> Counter[str]:
@@ -166,7 +166,7 @@ class Tally:
         return counts
 
     def places(self, among: Callable[[Alike], bool]) -> Counter[tuple[str, str]]:
-        """How many of the drawn cases ``among`` all lie on each value of each axis."""
+        """Return how many of the drawn cases ``among`` all lie on each value of each axis."""
         counts: Counter[tuple[str, str]] = Counter()
         for one, count in self.alike.items():
             if among(one):

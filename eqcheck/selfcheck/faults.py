@@ -89,7 +89,7 @@ class KnownGoodResult:
 
 @dataclass(frozen=True)
 class RareResult:
-    """How many cases it takes until a decoder that is wrong under one rare conjunction alone is caught; None: more."""
+    """Count the cases until a decoder that is wrong under one rare conjunction alone is caught; None: more."""
 
     id: str
     when: str
@@ -231,7 +231,7 @@ def _drawn(source: Source, number: int) -> tuple[Case, float]:
 
 @cache
 def _first_such(source: Source) -> Source:
-    """Of equal sources the first one met, which keeps what it has drawn."""
+    """Return the first of equal sources, which keeps what it has drawn."""
     return source
 
 

@@ -30,7 +30,7 @@ _Ids = Sequence[int]
 
 
 def coarse(target: Any) -> bool:
-    """Whether a target computes in less than float32."""
+    """Return whether a target computes in less than float32."""
     dtype = getattr(target, "dtype", None)
     return isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize < 4
 
@@ -170,6 +170,6 @@ def _from(logits: torch.Tensor, prompt: _Ids, row: _Ids) -> torch.Tensor:
 
 
 def _gaps(laws: torch.Tensor, tokens: torch.Tensor) -> list[float]:
-    """By how much the model prefers its own choice to each token, in nats."""
+    """Return how much the model prefers its own choice to each token, in nats."""
     told = laws.gather(1, tokens.long()[:, None])[:, 0]
     return [float(gap) for gap in (laws.amax(-1) - told).nan_to_num(nan=0.0)]

@@ -152,7 +152,7 @@ def decoding(
 
 
 def context(*modules: str) -> Any:
-    """How workers are started: forked from a server that has imported these modules and models, else afresh."""
+    """Return how workers are started: forked from a server that has imported these modules and models, else afresh."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     forking = multiprocessing.get_context("forkserver")
@@ -180,7 +180,7 @@ def _led(run: Callable[..., None], *arguments: Any) -> None:
 
 
 def _native_threads() -> int:
-    """How many threads the process has that Python did not start; 0 where the platform does not tell."""
+    """Return how many threads the process has that Python did not start; 0 where the platform does not tell."""
     try:
         return len(os.listdir("/proc/self/task")) - threading.active_count()
     except OSError:
@@ -192,7 +192,7 @@ _SHOWING = ("rich", "eqcheck")  # modules of threads that no decoder waits for
 
 
 def forkable() -> bool:
-    """Whether a decoder that was loaded here runs in a process forked from this one.
+    """Return whether a decoder that was loaded here runs in a process forked from this one.
 
     It does not where it may wait for a thread, or for a device, that a forked process lacks.
     """

@@ -180,7 +180,7 @@ class InterpreterWorker(ProcessWorker):
         self._process.stdin.flush()
 
     def _not_loaded(self, name: str) -> str:
-        """Why a checkpoint is not loaded; empty as soon as it is."""
+        """Return why a checkpoint is not loaded; empty as soon as it is."""
         told = threading.Timer(_TOLD_AFTER_S, self.on_loading, (name,))
         told.daemon = True
         told.start()
@@ -203,7 +203,7 @@ class InterpreterWorker(ProcessWorker):
         return max(LOADING, self.timeout)
 
     def _given_up(self) -> str:
-        """Why nothing is loaded any more; empty while it is."""
+        """Return why nothing is loaded any more; empty while it is."""
         hung = f"the engine did not load a checkpoint within {self._loading_s:g} s, {self._stuck} times"
         return hung if self._stuck >= HANGS_TO_GIVE_UP else ""
 

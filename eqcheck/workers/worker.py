@@ -158,7 +158,7 @@ class ProcessWorker(Worker):
             self.start()
 
     def ready(self) -> bool:
-        """Whether a process with the decoder can be started."""
+        """Return whether a process with the decoder can be started."""
         try:
             self.begin()
         except Lost:
@@ -179,7 +179,7 @@ class ProcessWorker(Worker):
         return True
 
     def lost(self, seconds: float) -> Lost:
-        """How the process ended, which nobody told to; it may take so many ``seconds``."""
+        """Return how the process ended, which nobody told to; it may take so many ``seconds``."""
         process = self._process
         if process is None:
             return Lost("exception", "ProcessExit", "ended by the audit")

@@ -22,7 +22,7 @@ WASTE = 4  # and given back when they are more than so many times what is needed
 
 
 class WritePlan:
-    """Where the next forward writes: cache rows from ``first``, each from its offset; and how far it sees."""
+    """Plan where the next forward writes: cache rows from ``first``, each from its offset; and how far it sees."""
 
     first = 0
     start = 0  # the greatest offset
@@ -164,7 +164,7 @@ class RowModel:
         )
 
     def _seen(self, places: torch.Tensor) -> torch.Tensor:
-        """Which slots a query sees, ``[rows, block, width]``: its own row up to itself."""
+        """Return which slots a query sees, ``[rows, block, width]``: its own row up to itself."""
         keys, queries = torch.arange(self.plan.width, device=self.device), places[:, :, None]
         seen = keys <= queries
         return seen if self.window is None else seen & (keys > queries - self.window)

@@ -33,7 +33,7 @@ class StateModel:
 
 
 class Headed(Batched):
-    """By row, ``states`` are the states that its head was not given yet, ``behind`` the token behind each of them."""
+    """Hold by row the ``states`` that its head has not seen yet, and ``behind``, the token after each of them."""
 
     def begin(self) -> None:
         self.asked = StateModel(self.target)
@@ -90,7 +90,7 @@ class Headed(Batched):
         return [self.drafted(i, k) if k and i in self.states else [] for i, k in zip(self.active, budget, strict=True)]
 
     def drafted(self, i: int, count: int) -> list[int]:
-        """So many draft tokens of a row."""
+        """Return ``count`` draft tokens of a row."""
         raise NotImplementedError
 
 

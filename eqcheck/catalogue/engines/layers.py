@@ -54,7 +54,7 @@ class Windowed(PerRow):
         return cache
 
     def room(self) -> int:
-        """How many tokens a layer with a window keeps: as many as stay in it when all drafts are rejected."""
+        """Return how many tokens a layer with a window keeps: as many as stay in it when all drafts are rejected."""
         return int(self.target.config.sliding_window) + self.request.num_draft_tokens
 
     def feed(self, i: int, block: list[int]) -> torch.Tensor:
@@ -80,13 +80,13 @@ class Windowed(PerRow):
         return torch.arange(start - kept, start + count)
 
     def sees(self, kind: str, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Which keys each query sees in a type of layer, ``[queries, keys]``."""
+        """Return which keys each query sees in a type of layer, ``[queries, keys]``."""
         seen = keys <= queries
         return seen & (keys > queries - self.target.config.sliding_window) if kind == SLIDING else seen
 
 
 class Rerun(Restored):
-    """As `Restored`, but the accepted tokens run through the copy at once, in a call of their own.
+    """Work like `Restored`, but the accepted tokens run through the copy at once, in a call of their own.
 
     ``tokens[i]`` are those of a row's last round: its newest token and then drafts.
     """
@@ -130,7 +130,7 @@ class Rerun(Restored):
 
 
 class Checkpointed(Rerun):
-    """As `Rerun`; states at the ends of blocks of 2 tokens are found again by the text, for prompts that follow."""
+    """Work like `Rerun`; states at the ends of blocks of 2 tokens are found again by their text, for later prompts."""
 
     size = 2
 

@@ -287,7 +287,7 @@ class PrefilledAgainWithDraft(PerRow):
 @planted("", "realigned holes", cache_states=("prefix",), no_edit=HANDED)
 @fault("K57-first-of-prefix-dropped", "cache/missing-entry", "vllm-project/vllm#43996")
 class FirstOfPrefixDropped(BatchCache):
-    """Of a prefix that is handed over the first tokens are dropped, as if there were too many."""
+    """The first tokens of a given prefix are dropped, as if there were too many."""
 
     def start_from(self, handed: Any, prefix: int) -> None:
         super().start_from(handed, prefix)

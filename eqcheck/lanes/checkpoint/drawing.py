@@ -55,7 +55,7 @@ _EXACT = 0.25  # of the cases have a prompt that is as long as something in the 
 
 @dataclass(frozen=True)
 class EngineCases:
-    """Where the cases of an engine come from: same seed, capabilities, preconditions and bounds, same cases.
+    """Draw the cases of an engine: same seed, capabilities, preconditions and bounds, same cases.
 
     ``varied``: some blocks are on the random checkpoint, whose log-probabilities differ from token to token. With
     ``latest`` there is what frozen profiles lack: turns of conversations and stop sequences at the ends of blocks.
@@ -246,7 +246,7 @@ def _switched(case: EngineCase, switch: str) -> EngineCase:
 
 
 def _accepts(rng: random.Random, k: int, limit: int) -> tuple[int, ...]:
-    """How many draft tokens of each round a row accepts, up to about its limit."""
+    """Return how many draft tokens of each round a row accepts, up to about its limit."""
     kind = rng.choice(("any", "any", "all", "most", "ends"))
     counts = {"any": range(k + 1), "all": (k,), "most": (k, k, k - 1), "ends": (0, k)}[kind]
     rounds, tokens = list[int](), 1

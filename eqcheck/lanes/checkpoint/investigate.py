@@ -1,4 +1,4 @@
-"""From a failing case of an engine to a finding: the smallest case, what it needs, and what explains its tokens."""
+"""Turn a failing case of an engine into a finding: the smallest case, what it needs, and what explains its tokens."""
 
 from __future__ import annotations
 

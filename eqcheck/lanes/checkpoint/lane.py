@@ -40,7 +40,7 @@ from eqcheck.workers.interpreter import Judge as Judged
 from eqcheck.workers.worker import Workers
 
 _PATIENCE = 4  # so many limits, for a case that did not end within one
-UNSTEADY = "the case fails each time that it is decoded alone, but not with the same answer, and no cause was shown"
+UNSTEADY = "the case fails each time it is decoded alone, but with different tokens, so no cause was found"
 _EARLIER = (1, 4)  # cases that the engine decoded before a failing one; then all that it did
 _TELLING = 3  # cases of a group that abduction is asked about first
 _SAYING = 6  # tokens from the first wrong one on, with which a case may tell its cause
@@ -98,7 +98,7 @@ class CheckpointLane(Lane):
         self.bare: dict[str, Outcome] = {}  # by id of case, without its minimum, or its switch
         self.scripting = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
         self.investigation = Investigation(decoder, self._decode, self.repeats)
-        # By whether prefixes are cached: where answers were seen to depend on what the process had decoded before.
+        # The values of prefix caching with which answers depended on what the process had decoded before.
         self.carrying: set[bool | None] = set()
         self.doubted = False  # whether a case alone was seen to give another answer
         self.alone: Outcome  # of the case that was last decoded alone
@@ -193,7 +193,8 @@ class CheckpointLane(Lane):
         return cause is not None
 
     def repeats(self, outcome: Outcome) -> bool:
-        """Whether a new engine gives the same answer to this case alone, time and again; else each of a few new ones.
+        """Return whether a new engine gives the same answer to this case alone, time and again; else each of a few new
+        ones.
 
         One that did not end gets more time, once: a slow case on a busy machine is no hang.
         """
@@ -269,7 +270,9 @@ class CheckpointLane(Lane):
         return finding
 
     def _always_wrong(self, outcome: Outcome) -> bool:
-        """Whether each new engine gives wrong tokens, though not the same ones; a built checkpoint has no ties."""
+        """Return whether each new engine gives wrong tokens, though not the same ones;
+        a built checkpoint has no ties.
+        """
         if outcome.outputs is None or not checkpoint(outcome.case.checkpoint).built:
             return False
         for _ in range(REPEATS):

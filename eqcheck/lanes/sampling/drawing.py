@@ -1,4 +1,4 @@
-"""How sampled cases are drawn: regimes of closeness, options of rows, twins, greedy rows.
+"""Draw sampled cases: regimes of closeness, options of rows, twins, greedy rows.
 
 No regime shows every fault: a wrong bonus wants drafts that are mostly accepted and K = 1, a wrong comparison wants
 drafts that the target never emits. The same seed gives the same cases; the entropy of a case is a part of it.
@@ -41,7 +41,7 @@ PINNED = {
 
 
 class Regime(NamedTuple):
-    """How often it is drawn, K from and to, and the spreads; TV is the mean distance of the two models' laws."""
+    """Hold how often it is drawn, K from and to, and the spreads; TV is the mean distance of the two distributions."""
 
     share: float
     k: tuple[int, int]
@@ -81,7 +81,7 @@ DRAWN_OF_ENGINES = {
 
 @dataclass(frozen=True)
 class SampledCases:
-    """Where the cases come from; ``capabilities``, and what it ``requires``, are those of the decoder.
+    """Draw the cases; ``capabilities``, and what it ``requires``, are those of the decoder.
 
     >>> cases = SampledCases(1, ("rotary",), ("left",), ("temperature", "top-p"))
     >>> next(cases.cases()) == next(cases.cases())
@@ -179,7 +179,7 @@ def cut(rng: Random, row: RowOptions, capabilities: Sequence[str]) -> RowOptions
 
 @dataclass(frozen=True)
 class SampledEngineCases:
-    """Where the cases come from; ``capabilities``, and what it ``requires``, are those of the decoder.
+    """Draw the cases; ``capabilities``, and what it ``requires``, are those of the decoder.
 
     ``kind`` is that of a built checkpoint, or empty for the random one.
 

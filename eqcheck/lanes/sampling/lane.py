@@ -66,7 +66,7 @@ class SampledTarget(ABC):
         """The cause that these outcomes with sampled tokens show; None where nothing leads clearly."""
 
     def by_law(self, finding: Finding) -> bool:
-        """Whether a law that is wrong may explain a finding of single cases."""
+        """Return whether a law that is wrong may explain a finding of single cases."""
         return True
 
     def look(self, lane: SampledLane) -> None:  # noqa: B027 - there may be nothing to look into
@@ -111,7 +111,7 @@ class SampledLane(Lane):
             yield case
 
     def enough(self) -> bool:
-        """Whether there are tokens enough, for a violation with a name or for none.
+        """Return whether there are tokens enough, for a violation with a name or for none.
 
         A name is looked for again and again, and is kept where the next look gives the same. That makes no name
         likelier: how much likelier than the truth a wrong sampler ever looks is bounded like wealth (`naming`).
@@ -174,7 +174,8 @@ class SampledLane(Lane):
         return replace(last, status=status, observed={**last.observed, **seen}), ""
 
     def cause(self, gathered: Gathered) -> Named | None:
-        """Which part of the sampler is wrong; None where nothing leads clearly, or tokens are too few for a name.
+        """Return which part of the sampler is wrong; None where nothing leads clearly, or tokens are too few for a
+        name.
 
         It takes long, and is asked for more than once of the same tokens.
         """
@@ -205,7 +206,7 @@ class SampledLane(Lane):
         result.findings = [self.target.scripted(finding, self) for finding in result.findings]
 
     def _by_law(self, finding: Finding) -> bool:
-        """Whether a law that is wrong explains a finding of single cases, so that it is none of its own."""
+        """Return whether a law that is wrong explains a finding of single cases, so that it is none of its own."""
         return finding.explanation.kind in (*BY_LAW, "unattributed") and self.target.by_law(finding)
 
     conclusions = staticmethod(of_tokens)

@@ -69,7 +69,7 @@ class TransparentTarget(SampledTarget):
             greedy = running.try_case(outcome.case.greedy(), opinion=True)
         if greedy.failed:
             return replace(greedy, drawn=outcome.drawn)
-        detail = f"reading says {read.fingerprint} where rows are sampled; with greedy rows the request is right"
+        detail = f"the trace of sampled rows shows {read.fingerprint}, but with greedy rows the request is correct"
         unclear = replace(read, component="unattributed", kind="unattributed", detail=detail, facts={}, subject="")
         return replace(outcome, explanation=unclear)
 

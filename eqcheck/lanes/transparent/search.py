@@ -50,7 +50,7 @@ _ENOUGH = 50 * _DRAWN  # draws after which a source that is so narrow repeats it
 
 @dataclass(frozen=True)
 class Source:
-    """Where cases come from: same source, same cases, whatever the decoder does.
+    """Supply cases: same source, same cases, whatever the decoder does.
 
     ``shard=(i, n)`` draws one of ``n`` sequences of a seed, each with a search of its own, so that several machines can
     draw at once. `merged` gives their cases one order.

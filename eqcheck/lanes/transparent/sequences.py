@@ -49,7 +49,7 @@ class Fresh:
 
     @property
     def usable(self) -> bool:
-        """Whether a process can be started, which needs a main module that can be imported."""
+        """Return whether a process can be started, which needs a main module that can be imported."""
         return self._worker.ready()
 
     def try_case(self, case: Case, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
@@ -118,7 +118,9 @@ class SequenceSearch:
         return not any(self._fails(case.alone) for _ in range(times))
 
     def _fails_alike(self, case: Case, first: Outcome) -> bool:
-        """Whether a case fails in as many fresh processes as it did ``first``; if in each, but otherwise, note it."""
+        """Return whether a case fails in as many fresh processes as it did ``first``; if in each, but otherwise,
+        note it.
+        """
         same = True
         for _ in range(RERUNS):
             again = self._tried(case)
