@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ENGINES := openvino_genai vllm mlx_vlm mlx_lm llama_cpp onnxruntime_genai
 
-.PHONY: audit showcase test test-all test-long tiers test-oldest test-older test-newest golden golden-write gate-test lint docs bench comparison engines engines-test cluster-test dist release clean
+.PHONY: audit showcase test test-all test-long test-oldest test-older test-newest golden golden-write figures gate-test lint docs bench comparison engines engines-test cluster-test dist release clean
 
 audit: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --allow-known --cases 60 --jobs 2
@@ -35,25 +35,17 @@ showcase: $(VENV)/.installed
 
 # One thread each: more would only wait for each other. Three processes on two cores, since some tests wait for others.
 # Each takes tests that stand together (worksteal): what they have drawn and loaded serves the next one.
-test test-all test-long tiers test-older test-newest: export OMP_NUM_THREADS = 1
+test test-all test-long test-older test-newest: export OMP_NUM_THREADS = 1
 
-# The quick tier, and the rest (tests/tiers.py).
+# Three tiers of tests, which markers in the files name (tests/conftest.py). The golden net is in the first two.
 test: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -n 3 -m "not rest and not long" --dist worksteal
 
 test-all: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -n 3 -m rest --dist worksteal
 
-# The longest tests (tests/long.json): more of the matrices that the rest begins.
 test-long: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -n 3 -m long --dist worksteal
-
-# Divide the tests anew, by the seconds that each takes in a whole run.
-tiers: $(VENV)/.installed
-	mkdir -p build
-	$(VENV)/bin/python -m pytest --collect-only -q > build/tests.txt
-	$(VENV)/bin/python -m pytest -n 3 --dist worksteal --durations=0 --durations-min=0.05 > build/durations.txt
-	PYTHONPATH=tests $(VENV)/bin/python -m tiers build/durations.txt build/tests.txt
 
 # What depends on the release of transformers or torch.
 OF_RELEASES = tests/test_cache_names.py tests/test_hashlm.py tests/test_known_good.py tests/test_engines.py \
@@ -70,12 +62,18 @@ test-transformers-%: .venv-transformers-%/.installed
 test-newest: .venv-torch/.installed
 	.venv-torch/bin/python -m pytest -n 2 $(OF_RELEASES)
 
-# The golden net (tests/golden): what 300 cases and the commands give, compared with what is stored; or stored anew.
+# The golden net (tests/golden): what 400 cases and the commands give, compared with what is stored; or stored anew. With
+# GROUPS='commands reports' these groups alone.
 golden: $(VENV)/.installed
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m golden
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m golden $(GROUPS)
 
 golden-write: $(VENV)/.installed
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m golden --write
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m golden --write $(GROUPS)
+
+# The figures of CONTRIBUTING.md, measured here and now, which takes a quarter of an hour on two idle cores; with
+# FIGURES='readme docs' these alone.
+figures: $(VENV)/.installed
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python tests/figures.py $(FIGURES)
 
 # The gate on servers of the trained pair: eleven planted faults, and right ones (tests/gate_servers/measure.py).
 gate-test: $(VENV)/.installed

@@ -76,6 +76,7 @@ ON_LLAMA = Case(
 )
 
 
+@pytest.mark.long
 def test_pytest_runs_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, text = printed(SHOWCASE, capsys)
     (tmp_path / "test_pasted.py").write_text(text)
@@ -88,6 +89,7 @@ def test_pytest_runs_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("kind", ["transparent", "real target", "real target in bfloat16", "sequence"])
+@pytest.mark.tiers(quick=2, rest=1)
 def test_it_fails_on_the_wrong_decoder_and_passes_on_a_right_one(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +213,7 @@ def test_the_literals_are_the_case(tmp_path: Path, capsys: pytest.CaptureFixture
         assert eval(literal, {"eqcheck": eqcheck}) == case
 
 
+@pytest.mark.long
 def test_a_pipe_that_closes_loses_neither_the_page_nor_the_exit_code(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     words = [sys.executable, "-m", "eqcheck.cli", "replay", "-v", str(SHOWCASE), "--html", str(page)]

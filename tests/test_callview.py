@@ -154,6 +154,7 @@ def test_what_rows_have_grows_to_what_was_returned(name: str) -> None:
         assert [int(one.strip("[]")) for one in ids.split()] == list(output)
 
 
+@pytest.mark.rest
 def test_many_rows_and_columns_are_shortened() -> None:
     prompts = tuple(tuple(range(row + 1, row + 41)) for row in range(12))
     text = view(drawn_of(run(eqcheck.load("eqspec"), Case(prompts=prompts, max_new_tokens=4, num_draft_tokens=8))))
@@ -220,6 +221,7 @@ def test_ranges() -> None:
     assert (_ranges([]), _ranges([3]), _ranges([0, 1, 4, 5, 6, 9])) == ("none", "3", "0..1 4..6 9")
 
 
+@pytest.mark.rest
 def test_replay_prints_them_above_the_same_explanation(capsys: Printed) -> None:
     assert cli.main(("replay", str(SHOWCASE))) == 1
     plain = capsys.readouterr().out
@@ -246,6 +248,7 @@ def test_a_decoder_that_ends_its_process_is_not_decoded_here(
     assert "its calls are not shown" in capsys.readouterr().out
 
 
+@pytest.mark.rest
 def test_replay_writes_them_as_a_page_and_takes_the_place_of_nothing_else(tmp_path: Path, capsys: Printed) -> None:
     page, mine = tmp_path / "trace.html", tmp_path / "mine.txt"
     mine.write_text("notes")

@@ -114,6 +114,7 @@ def test_files_in_the_text_are_there() -> None:
             assert generic or (ROOT / path).exists() or (ROOT / "eqcheck" / path).exists(), (name, path)
 
 
+@pytest.mark.long
 def test_the_first_report_is_as_the_start_page_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +132,7 @@ def test_the_first_report_is_as_the_start_page_shows(
     assert call in "".join(f"{line.rstrip()}\n" for line in said[3].splitlines())
 
 
+@pytest.mark.rest
 def test_the_adapter_with_a_draft_and_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is right as written, and the planted fault has the name that the page gives, in a case of one row."""
     page = PAGES["adapter.md"]

@@ -63,6 +63,7 @@ def asked_of(oracle: Oracle, count: int = 7) -> list[Any]:
 
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.tiers(quick=3, rest=11)
 def test_real_architectures(kind: str, name: str) -> None:
     target = tiny(kind)
     oracle = Oracle(target)
@@ -76,6 +77,7 @@ def test_real_architectures(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["exspec", "ragged", "tree"])
+@pytest.mark.tiers(quick=2, rest=1)
 def test_sliding_window(name: str) -> None:
     target = tiny("mistral")
     oracle = Oracle(target)
@@ -97,6 +99,7 @@ def test_sliding_window(name: str) -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.tiers(quick=6, rest=6)
 def test_dtypes(name: str, dtype: torch.dtype) -> None:
     """Every token is as good as the target's own choice, up to what the dtype resolves."""
     target = tiny("llama", dtype=dtype)

@@ -121,11 +121,13 @@ assert set(STATES) <= set(CACHE_STATES)
 
 
 @pytest.mark.parametrize("cache_state", STATES)
+@pytest.mark.tiers(quick=0, rest=1)
 def test_the_right_one_is_right(cache_state: str) -> None:
     assert not told(cache_state)[0]
 
 
 @pytest.mark.parametrize("cache_state", STATES)
+@pytest.mark.tiers(quick=0, rest=1)
 def test_filler_that_stays_and_is_seen_is_no_torn_entry(cache_state: str) -> None:
     named, texts = told(cache_state, keeps_filler=True)
     assert set(named) == {"mask/pad-visible"}
@@ -135,6 +137,7 @@ def test_filler_that_stays_and_is_seen_is_no_torn_entry(cache_state: str) -> Non
 
 
 @pytest.mark.parametrize("cache_state", STATES)
+@pytest.mark.tiers(quick=0, rest=1)
 def test_an_answer_in_the_column_of_filler_is_not_one_behind_a_rejected_draft_token(cache_state: str) -> None:
     named, texts = told(cache_state, last_column=True)
     assert set(named) == {"bookkeeping/wrong-correction"}
@@ -142,6 +145,7 @@ def test_an_answer_in_the_column_of_filler_is_not_one_behind_a_rejected_draft_to
     assert all(any(f"what the target answered {column}" in text for column in columns) for text in texts)
 
 
+@pytest.mark.rest
 def test_a_bonus_thrown_away_is_no_rejection_where_filler_stands_behind_it() -> None:
     losses = Counter[str](), Counter[str]()
     torch.set_num_threads(1)

@@ -105,6 +105,7 @@ def test_copies_of_a_row_count_once() -> None:
     assert "so far: 1 of" in " ".join(str(check(oracle, [wrong], [prompt])).split())
 
 
+@pytest.mark.rest
 def test_evidence_that_has_decided_stays() -> None:
     model = llama()
     oracle = oracle_of(model)

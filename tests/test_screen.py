@@ -45,6 +45,7 @@ def without_torch(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.rest
 def test_the_first_line_comes_before_torch_does() -> None:
     done = without_torch("audit", "bsp")
     assert done.stderr.startswith("loading torch\n")
@@ -67,6 +68,7 @@ def test_what_is_read_of_a_decoder_is_what_it_declares(name: str) -> None:
     assert sure == [one for one in loaded.known if f"{one} (in some versions)" not in declared.known]
 
 
+@pytest.mark.rest
 def test_the_campaign_tells_which_cause_and_how_far() -> None:
     events: list[Event] = []
     audit(registry.load("bsp"), Options(cases=12), events.append)
@@ -166,6 +168,7 @@ def test_narrow_tables_stay_tables(monkeypatch: pytest.MonkeyPatch, capsys: Prin
     assert max(map(len, listed.splitlines())) <= 80
 
 
+@pytest.mark.long
 def test_decoders_are_audited_side_by_side_as_they_are_one_after_the_other() -> None:
     decoders = [registry.load(name) for name in ("bsp", "hf_pr")]
     events: list[Event] = []
