@@ -1,4 +1,4 @@
-"""A test class for the suite of another project: one audit, and a test for each part that it looks at."""
+"""Provide a test class for the suite of another project: one audit, and a test for each group of kinds."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ CONTEXT = ("position", "mask", "cache", "state", "draft", "memory")
 class Equivalence:
     """Test that a decoder returns exactly the tokens of its target alone, with ``unittest`` or pytest.
 
-    A subclass names the decoder: ``adapter`` is a SPEC as `eqcheck.load` takes it, or a decoder as `eqcheck.decoder`
-    makes it. Or ``base_url`` is the address of a server of completions that speculates, and ``plain_url``, if there is
-    one, of the same server without speculation; they serve the built checkpoint ``checkpoint`` in ``dtype`` (`eqcheck
-    checkpoint write`). A base class that starts the server may set these names.
+    A subclass names the decoder: ``adapter`` is a spec as for `eqcheck.load`, or a decoder made by `eqcheck.decoder`.
+    Or ``base_url`` is the address of a completions server that speculates, and ``plain_url`` (optional) of the same
+    server without speculation; both serve the built checkpoint ``checkpoint`` in ``dtype`` (`eqcheck checkpoint
+    write`). A base class that starts the servers may set these names.
 
     The first test audits the cases of a ``profile``, or so many ``cases`` where that is set, and all tests share the
     result. Cases that earlier audits stored are not run. A failing test stores its smallest case in ``.eqcheck/``.
@@ -55,11 +55,11 @@ class Equivalence:
         self._told(lambda finding: finding.explanation.component in CONTEXT)
 
     def test_ends(self) -> None:
-        """A row has its own tokens, and ends where the target ends it."""
+        """Check that rows return their own tokens and end where the target ends them."""
         self._told(lambda finding: finding.explanation.component == "bookkeeping")
 
     def test_options(self) -> None:
-        """The options of a row are applied."""
+        """Check that the options of each row are applied."""
         self._told(lambda finding: finding.explanation.component == "options")
 
     def test_sampling(self) -> None:

@@ -177,6 +177,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         named = " ".join(filter(None, (decoder.name, decoder.version)))
         lines.append(f"eqcheck: decoder under test: {named}{decoder.origin and f', {decoder.origin}'}")
     if lines:
+        from eqcheck.contract.versions import untested
         from eqcheck.explanation import layout
 
         reporter = config.pluginmanager.get_plugin("terminalreporter")
@@ -189,7 +190,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         drawn = f"profile {named}, {laws}, the same in every release" if named else f"{laws}, seed {SEED}"
         cases = f"{drawn}{target and f', target {target}'}"
         lines.append(f"eqcheck: {', '.join([__version__, *versions, f'Python {python_version()}', cases])}")
-        lines += [f"eqcheck: {line}" for line in (*_past(config), *_older(config))]
+        newer = filter(None, [untested()])
+        lines += [f"eqcheck: {line}" for line in (*newer, *_past(config), *_older(config))]
     return lines
 
 
@@ -375,7 +377,9 @@ def _known_faults(config: pytest.Config) -> list[tuple[Decoder, str]]:
 
 
 def outdated(config: pytest.Config, decoder: str, fault: str, cases: str | None) -> str:
-    """Why an entry of ``--eqcheck-known`` fails; empty where it stands, or there is none. See `Known.outdated`."""
+    """Return why an entry of ``--eqcheck-known`` fails; empty where it stands,
+    or there is none. See `Known.outdated`.
+    """
     entries, today = _entries(config)
     own = [entry for entry in entries if entry.of(decoder) and entry.fingerprint == fault]
     return next(filter(None, (entry.outdated(today, cases) for entry in own)), "")

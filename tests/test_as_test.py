@@ -76,18 +76,20 @@ ON_LLAMA = Case(
 )
 
 
+@pytest.mark.long
 def test_pytest_runs_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, text = printed(SHOWCASE, capsys)
     (tmp_path / "test_pasted.py").write_text(text)
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_pasted.py"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "position/query-position - a query carries a position other than its logical one" in done.stdout
+    assert "position/query-position: wrong position id" in done.stdout
     assert "FAILED test_pasted.py::test_position_query_position_" in done.stdout
     assert "raise Violation" not in done.stdout, "eqcheck's own source"
 
 
 @pytest.mark.parametrize("kind", ["transparent", "real target", "real target in bfloat16", "sequence"])
+@pytest.mark.tiers(quick=2, rest=1)
 def test_it_fails_on_the_wrong_decoder_and_passes_on_a_right_one(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +105,7 @@ def test_it_fails_on_the_wrong_decoder_and_passes_on_a_right_one(
     path = written(tmp_path / "case.json", case, wrong, fingerprint)
     again = ["--adapter", wrong] if ":" in wrong else []
     function, text = printed(path, capsys, *again)
-    with pytest.raises(Violation, match=rf"^{fingerprint} - "):
+    with pytest.raises(Violation, match=rf"^{fingerprint}: "):
         function()
     assert f"This case showed {fingerprint} with eqcheck " in text
     function, _ = printed(path, capsys, "--adapter", right)
@@ -211,6 +213,7 @@ def test_the_literals_are_the_case(tmp_path: Path, capsys: pytest.CaptureFixture
         assert eval(literal, {"eqcheck": eqcheck}) == case
 
 
+@pytest.mark.long
 def test_a_pipe_that_closes_loses_neither_the_page_nor_the_exit_code(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     words = [sys.executable, "-m", "eqcheck.cli", "replay", "-v", str(SHOWCASE), "--html", str(page)]

@@ -29,6 +29,7 @@ def test_every_component_has_a_test() -> None:
     assert {kind.component for kind in KINDS.values()} == own | {*CONTEXT}
 
 
+@pytest.mark.rest
 def test_a_wrong_decoder_fails_one_test_and_a_right_one_none() -> None:
     class Wrong(Equivalence):
         adapter, cases = short, 20
@@ -57,6 +58,7 @@ class TestRight(Equivalence, unittest.TestCase):
 """
 
 
+@pytest.mark.rest
 def test_what_is_known_passes(tmp_path: Path) -> None:
     (tmp_path / "known.toml").write_text(KNOWN)
 
@@ -90,6 +92,7 @@ def test_a_list_of_known_that_is_not_there_is_told_before_anything_runs(
 
 
 @pytest.mark.parametrize("command", ["unittest", "pytest"])
+@pytest.mark.long
 def test_both_runners_have_its_tests_but_those_switched_off(tmp_path: Path, command: str) -> None:
     (tmp_path / "test_project.py").write_text(PROJECT)
     words = [sys.executable, "-m", command, "test_project.py", "-v"]
@@ -100,6 +103,7 @@ def test_both_runners_have_its_tests_but_those_switched_off(tmp_path: Path, comm
     assert done.returncode == 0, said
 
 
+@pytest.mark.long
 def test_its_cases_are_those_of_the_profile() -> None:
     class Profiled(Equivalence):
         adapter = short
@@ -124,6 +128,7 @@ class TestShort(Equivalence):
 """
 
 
+@pytest.mark.rest
 def test_what_pytest_shows_has_the_fingerprint_and_a_replay_that_fails(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SHORT)
     (tmp_path / "test_short.py").write_text(FAILING)
@@ -138,6 +143,7 @@ def test_what_pytest_shows_has_the_fingerprint_and_a_replay_that_fails(tmp_path:
     assert (again.returncode, "premature-stop" in again.stdout) == (1, True)
 
 
+@pytest.mark.rest
 def test_a_server_is_named_by_its_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # the case is stored here
     with serving() as url:  # which tells one reason for every end

@@ -85,12 +85,14 @@ def law_digest(one: Profile) -> str:
     return found.hexdigest()[:16]
 
 
+@pytest.mark.rest
 def test_released_profiles_draw_what_they_drew() -> None:
     """If this fails, a drawing has changed: keep the old one for the old profile, or take it out and add a new one."""
     assert digests(60) == {name: digest for name, digest in DIGESTS.items() if not name.endswith(" laws")}
 
 
 @pytest.mark.parametrize("one", PROFILES, ids=lambda one: one.name)
+@pytest.mark.tiers(quick=1, rest=1)
 def test_the_laws_of_a_profile_derive_what_they_derived(one: Profile) -> None:
     assert law_digest(one) == DIGESTS[f"{one.name} laws"]
 
@@ -128,6 +130,7 @@ def test_a_profile_excludes_options_that_draw(capsys: pytest.CaptureFixture[str]
     assert "--profile, --seed" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_wrong_decoder_fails_and_the_first_line_says_the_draw(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SHORT)
     (tmp_path / "pyproject.toml").write_text('[tool.eqcheck]\nadapter = "mine.py"\nprofile = "ci"\nout = "r"\n')

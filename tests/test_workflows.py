@@ -131,7 +131,7 @@ def test_the_action_runs_the_audit_that_was_asked(tmp_path: Path, known: str, pr
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
-@pytest.mark.parametrize("folder", [".venv", ".venv-4.57", ".venv-vllm", ".venv-openvino_genai"])
+@pytest.mark.parametrize("folder", [".venv", ".venv-torch", ".venv-vllm", ".venv-openvino_genai"])
 def test_make_takes_the_cpu_build_with_uv_and_says_what_comes_without(folder: str) -> None:
     command = ["make", "--dry-run", "--always-make", f"{folder}/.installed"]
     done = [subprocess.run([*command, uv], cwd=ROOT, capture_output=True, text=True) for uv in ("UV=", "UV=/bin/uv")]
@@ -140,3 +140,17 @@ def test_make_takes_the_cpu_build_with_uv_and_says_what_comes_without(folder: st
     assert "uv is missing" not in with_uv
     assert "/bin/uv pip install --quiet --torch-backend cpu" in with_uv
     assert "-m pip install" not in with_uv
+    assert f"{folder}/bin/python -m compileall" in with_uv
+    assert f"{folder}/bin/python -m compileall" in without
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
+def test_make_lays_an_older_transformers_over_the_environment() -> None:
+    folder = ".venv-transformers-4.57.6"
+    command = ["make", "--dry-run", "--always-make", f"{folder}/.installed", "UV=/bin/uv"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    (install,) = (line for line in done.splitlines() if f"{folder}/bin/python -m pip install" in line)
+    assert install.endswith("'transformers==4.57.6'")
+    assert "--constraint" not in install  # which names another transformers
+    assert "addsitedir" in done
+    assert "rm " not in done  # or make would install it again each time

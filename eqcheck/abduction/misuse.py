@@ -41,7 +41,7 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
         for step, ids in ((1, "above"), (-1, "below")) if name in LISTS else ():
             altered = [replace(row, options=_moved(name, row.options, step)) for row in rows]
             yield finding("option-of-other-ids", _chosen(evidence, altered), options=name, ids=ids)
-    # Which tokens are of one round shows only in what is wrong with them, so all rounds that there may be are tried.
+    # Only the wrong tokens show where rounds begin, so all possible rounds are tried.
     schedules = _schedules(evidence, names)
     for schedule, rounds in schedules.items():
         for edit, misplaced in _MISPLACED.items():
@@ -75,7 +75,7 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
 
 def _beside_of(rows: Sequence[EngineRow]) -> tuple[tuple[int, str], ...]:
     """The places of a neighbour. Of two rows each stands before and after the other: cases with more rows tell."""
-    return (*[(1, "beside")] * (len(rows) == 2), (-1, "before"), (1, "after"))
+    return (*[(1, "next to")] * (len(rows) == 2), (-1, "before"), (1, "after"))
 
 
 def _over_prompt(evidence: Evidence, name: str) -> Iterator[tuple[str, Predicted]]:

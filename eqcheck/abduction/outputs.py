@@ -15,8 +15,8 @@ from eqcheck.explanation.records import many
 
 _TABLE = {
     "bookkeeping/unverified": {
-        "unverified-emitted": "draft tokens are emitted that the target never verified, and its predictions for their "
-        "places follow them",
+        "unverified-emitted": "draft tokens are returned before the target has verified them, followed by its "
+        "predictions for their places",
     },
     "bookkeeping/lost-token": {"missing-in-output": "the output lacks {tokens} that the engine computed"},
     "bookkeeping/repeated-token": {"twice-in-output": "the output has {tokens} twice"},
@@ -24,48 +24,48 @@ _TABLE = {
         "first-token-of-row-before": "the first token of rows is what the target predicts for the row before them",
         "first-token-of-next-row": "the first token of rows is what the target predicts for the row after them",
         "first-token-of-one-another": "the first token of rows is what the target predicts for another of these rows",
-        "first-token-from-behind": "the first token of rows is what the target predicts for another row behind its end",
+        "first-token-from-behind": "the first token of rows is what the target predicts for another row after its end",
     },
-    "bookkeeping/pad-in-output": {"pads-after-end": "the row goes on with {tokens} after its end, all of them pads"},
-    "bookkeeping/row-swap": {"rows-swapped": "rows hold the output of other rows"},
+    "bookkeeping/pad-in-output": {"pads-after-end": "the row continues with {tokens} after its end, all of them pads"},
+    "bookkeeping/row-swap": {"rows-swapped": "rows return the output of other rows"},
     "bookkeeping/premature-stop": {"ends-early": "the row ends after {tokens}"},
-    "bookkeeping/past-eos": {"eos-passed": "the row goes on with {tokens} after its EOS"},
-    "bookkeeping/over-length": {"limit-passed": "the row goes on with {tokens} after its limit"},
+    "bookkeeping/past-eos": {"eos-passed": "the row continues with {tokens} after its EOS"},
+    "bookkeeping/over-length": {"limit-passed": "the row continues with {tokens} after its limit"},
     "options/ignored-option": {
         "option-ignored": "{options} is ignored",
-        "stop-passed": "the row goes on with {tokens} after its stop sequence",
+        "stop-passed": "the row continues with {tokens} after its stop sequence",
         "forbidding-option-ignored": "an option that forbids a token is not applied",
         "option-stale": "the tokens of the current round do not count for {options}",
         "option-stale-for-bonus": "the tokens of the current round do not count for {options} at the bonus token",
-        "option-for-first-alone": "{options} is applied to the first token of a round alone",
+        "option-for-first-alone": "{options} is applied only to the first token of a round",
         "option-stale-by-a-round": "the tokens of the current round and of the one before do not count for {options}",
         "option-missing-at-first": "{options} is not applied to the first token of a round",
-        "option-at-bonus-alone": "{options} is applied to the bonus token alone",
+        "option-at-bonus-alone": "{options} is applied only to the bonus token",
         "option-missing-at-bonus": "{options} is not applied to the bonus token",
         "option-missing-at-correction": "{options} is not applied to the token in place of a rejected one",
         "option-over-drafts": "draft tokens that come later in the round count for {options}",
-        "option-of-other-ids": "{options} is applied to ids one {ids} those that are asked",
+        "option-of-other-ids": "{options} is applied to token ids one {ids} those requested",
         "option-over-rejected": "rejected draft tokens count for {options}",
         "option-over-first-rejected": "the first rejected draft token of a round counts for {options}",
         "option-over-proposed": "all draft tokens count for {options}: rejected ones as well, and accepted ones twice",
-        "option-once-a-round": "of each round the last token alone counts for {options}",
-        "option-times-tokens": "{options} is as many times as strong as the target is given tokens in a round",
-        "option-by-tokens": "{options} is divided by the number of tokens that the target is given in a round",
+        "option-once-a-round": "only the last token of each round counts for {options}",
+        "option-times-tokens": "{options} is multiplied by the number of tokens fed in a round",
+        "option-by-tokens": "{options} is divided by the number of tokens fed in a round",
         "option-over-prompt": "the tokens of the prompt count for {options}",
         "option-without-prompt": "the tokens of the prompt do not count for {options}",
         "grammar-without-accepted": "draft tokens that were accepted in earlier rounds do not count for the grammar",
-        "grammar-at-beginning": "no token counts for the grammar: it stays at its beginning",
-        "grammar-open-at-end": "within a round nothing is forbidden where the grammar has come to its end",
-        "grammar-of-neighbour": "rows are held to what the grammar of the row {row} them allows that row at the time",
+        "grammar-at-beginning": "the grammar never advances",
+        "grammar-open-at-end": "within a round nothing is forbidden after the grammar's end",
+        "grammar-of-neighbour": "rows are constrained by the grammar state of the row {row} them",
         "option-missing-at-times": "{options} is not applied to some tokens",
-        "option-of-others": "some tokens are chosen with {options} of another row",
+        "option-of-others": "some tokens are chosen with another row's {options}",
         "minimum-stale": "min_new_tokens is compared with the number of new tokens when the round began",
         "minimum-stale-with-prompt": "min_new_tokens is compared with the number of new tokens when the round began, "
         "or after a rejection with the number of all tokens but one, those of the prompt included",
-        "options-of-another": "every row is given the options of row {row}",
-        "option-of-neighbour": "rows are given {options} of the row {row} them",
-        "options-of-neighbour": "rows are given the options of the row {row} them",
-        "end-of-another": "rows end where the limit, the EOS ids and the stop sequences of row {row} would end them",
+        "options-of-another": "every row gets the options of row {row}",
+        "option-of-neighbour": "rows get {options} of the row {row} them",
+        "options-of-neighbour": "rows get the options of the row {row} them",
+        "end-of-another": "rows end by the limit, EOS ids and stop sequences of row {row}",
     },
 }
 _SINGLE = 8  # wrong rows that are taken by themselves: each tells as much as the others, and takes its time
@@ -74,7 +74,7 @@ Predicted = dict[tuple[int, int], int]
 
 
 def returned(edit: str, count: int | None = None, *, once: bool = False) -> Hypothesis:
-    """That a row was computed rightly and returned wrongly, by so many tokens."""
+    """State that a row was computed correctly and returned wrongly, by ``count`` tokens."""
     parameters = () if count is None else (("tokens", many(count, "token")),)
     return Hypothesis(edit=EDITS[edit], parameters=parameters, once=once)
 
@@ -173,7 +173,7 @@ def _first_tokens(evidence: Evidence) -> Iterator[Explained]:
 
 
 def _selections(evidence: Evidence, rows: set[int]) -> int:
-    """How many others a claim about some wrong rows, which were chosen for it, might have been about."""
+    """Return how many others a claim about some wrong rows, which were chosen for it, might have been about."""
     return comb(len(evidence.wrong_rows), len(rows))
 
 

@@ -14,7 +14,7 @@ def _behind_hit(sim: Simulation, block: FedBlock, rank: int) -> int:
 
 
 def _hit(sim: Simulation, row: int) -> int:
-    """How many tokens of a row are taken to be cached: all that it has in common with an earlier row."""
+    """Return how many tokens of a row are taken to be cached: all that it has in common with an earlier row."""
     prompt, earlier = sim.evidence.prompts[row], sim.evidence.texts[:row]
     return min(max((agreeing(prompt, text) for text in earlier), default=0), len(prompt) - 1)
 
@@ -46,7 +46,7 @@ def _unwritten(sim: Simulation, block: FedBlock, view: RowView) -> RowView:
 
 
 def _of_another(sim: Simulation, block: FedBlock, view: RowView) -> RowView:
-    """Tokens of another row are seen in place of the row's own at the same positions, from the source to the token."""
+    """Tokens of another row replace the row's own at the same positions, from the source to the token."""
     begin, end = sim.context.source, sim.context.token
     others = sim.held[sim.context.amount][begin:end]
     own = [None if begin <= slot.at < end else column for slot, column in zip(view.slots, view.seen, strict=True)]
@@ -64,15 +64,16 @@ def _not_before(sim: Simulation, row: int, view: RowView, query: int, visible: l
 # fmt: off
 PREFIXES = (
     edit("position/query-position", "positions-behind-hit",
-         "the first {position} tokens are cached already, and positions behind them begin at 0", position=_behind_hit),
+         "the first {position} tokens come from the prefix cache, and position ids after them restart at 0",
+         position=_behind_hit),
     edit("cache/missing-entry", "hit-short",
-         "a cached beginning ends a token or two too early, and positions go on from there", OWN, (1, 2),
+         "a prefix cache hit ends a token or two too early, and position ids continue from there", OWN, (1, 2),
          scope="prefix", position=_short, place=_short, view=_end_missing),
     edit("cache/missing-entry", "hit-unwritten",
-         "a row goes on from the cache of an earlier one, whose last token was never written to it", OWN, (1, 16, 32),
+         "a row reuses the cache of an earlier request, whose last token was never written to it", OWN, (1, 16, 32),
          scope="prefix", view=_unwritten),
     edit("cache/wrong-row", "hit-of-another",
-         "positions {begin} to {end} are taken to be cached, and those of row {row} are seen for them",
+         "tokens {begin} to {end} are taken from the prefix cache, and those of row {row} are attended to instead",
          scope="prefix", view=_of_another, query=_not_before),
 )
 # fmt: on

@@ -61,7 +61,7 @@ def _after(sim: Simulation, row: int, count: int) -> int:
 
 
 def _count(sim: Simulation, back: Rollback) -> int:
-    """How many tokens of its block a row keeps."""
+    """Return how many tokens of its block a row keeps."""
     return back.length - sim.blocks[back.row].start
 
 
@@ -75,7 +75,7 @@ def _accepted_lost(sim: Simulation, back: Rollback) -> int:
 
 
 def _whole(sim: Simulation, back: Rollback) -> bool:
-    """Whether there were drafts, and all were accepted."""
+    """Return whether there were drafts, and all were accepted."""
     return back.surplus == 0 and bool(sim.blocks[back.row].turn.drafts)
 
 
@@ -143,7 +143,7 @@ STATES = (
     edit("cache/stale-entry", "state-keeps-rejected", "rejected draft tokens stay in the recurrent state", STATE,
          scope="state", state=lambda sim, back: sim.states[back.row]),
     edit("cache/stale-entry", "state-keeps-first-rejected",
-         "draft tokens that are fed with the prompt stay in the recurrent state, rejected ones too",
+         "draft tokens fed with the prompt stay in the recurrent state, including rejected ones",
          ("separate/own", "separate/at once"), scope="state",
          state=lambda sim, back: sim.at(back.row, back.length) if sim.number else sim.states[back.row]),
     edit("cache/stale-entry", "state-first-rejected", "the first rejected draft tokens stay in the recurrent state",
@@ -152,10 +152,10 @@ STATES = (
          "where all draft tokens are accepted, the recurrent state misses the last", STATE,
          scope="state", state=_last_of_all_lost),
     edit("cache/missing-entry", "state-back-to-block",
-         "where a block of the cache ends within the accepted tokens, the recurrent state misses what is behind it",
+         "where a block of the cache ends within the accepted tokens, the recurrent state misses what comes after it",
          STATE, BLOCKS, scope="state", state=_back_to_block),
     edit("cache/missing-entry", "state-of-the-round-before",
-         "after a rejection the recurrent state is the one before the round, and accepted tokens are missing", STATE,
+         "after a rejection the recurrent state is that of before the round, and misses the accepted tokens", STATE,
          scope="state", state=lambda sim, back: sim.began[back.row] if back.surplus else sim.at(back.row, back.length)),
     edit("cache/missing-entry", "state-newest-lost",
          "after a rejection the recurrent state misses the newest accepted token", STATE,
@@ -171,35 +171,35 @@ STATES = (
     edit("cache/missing-entry", "state-of-first-if-all",
          "where all draft tokens are accepted, the recurrent state is the one after the first token of the block",
          STATE, scope="state", state=_first_if_all),
-    edit("cache/missing-entry", "state-cut", "the recurrent state is empty before position {position}", scope="state",
+    edit("cache/missing-entry", "state-cut", "the recurrent state is reset before token {position}", scope="state",
          follows=lambda sim, row, at: EMPTY if at == sim.context.token else None),
     edit("cache/missing-entry", "state-without-end",
-         "the recurrent state misses the prompt from position {position} on", scope="state", follows=_without_end),
+         "the recurrent state misses the prompt from token {position} on", scope="state", follows=_without_end),
     # The amount is how many tokens of the round before are in it.
     edit("cache/missing-entry", "state-of-fewer",
-         "a round without drafts goes on from a recurrent state without the accepted tokens of the round before",
+         "a round without drafts continues from a recurrent state that misses the accepted tokens of the round before",
          STATE, (0, 1), scope="state", state=_of_fewer),
     edit("cache/duplicate-entry", "state-newest-twice",
          "after a rejection the recurrent state has the newest accepted token twice", STATE,
          scope="states", state=_newest_twice),
     edit("cache/duplicate-entry", "state-bonus-twice",
-         "the token behind a block that is accepted whole enters the recurrent state twice", STATE,
+         "the token after a fully accepted block enters the recurrent state twice", STATE,
          scope="states", follows=_bonus_twice),
     edit("mask/pad-visible", "state-pads-before", "the pads before a block enter the recurrent state",
          ("realigned/own", "holes/own", "cropped/least"), scope="states", pads_enter=True),
-    edit("mask/pad-visible", "state-pads", "{count} pads behind the prompt enter the recurrent state",
+    edit("mask/pad-visible", "state-pads", "{count} pads after the prompt enter the recurrent state",
          scope="states", follows=_behind_pads),
-    edit("cache/wrong-row", "state-taken", "the recurrent state is the one that row {row} left", scope="state",
+    edit("cache/wrong-row", "state-taken", "the recurrent state is what row {row} left", scope="state",
          after=_taken),
     edit("cache/wrong-row", "state-of-another", "the recurrent state of each row is the next row's", STATE,
          scope="state", state=_state_of_next),
     edit("cache/wrong-row", "state-of-another-block",
          "after a rejection the recurrent state is the next row's after as many tokens of its block",
          (*STATE, "separate/pairs"), scope="state", state=_block_of_next),
-    edit("cache/wrong-row", "state-left", "the recurrent state begins as row {row} left it", scope="state",
+    edit("cache/wrong-row", "state-left", "the recurrent state starts as row {row} left it", scope="state",
          follows=_ended),
     edit("cache/wrong-row", "state-of-another-place",
-         "at position {position} the recurrent state is the one that row {row} had after {count} tokens",
+         "at token {position} the recurrent state is that of row {row} after {count} tokens",
          scope="state", follows=_of_place),
 )
 # fmt: on

@@ -14,7 +14,7 @@ def _least(sim: Simulation, at: int, layer: int, wider: int = 0) -> int:
 
 
 def _rejected(sim: Simulation, block: FedBlock) -> int:
-    """How many draft tokens were rejected in the round of the row before."""
+    """Return how many draft tokens were rejected in the round of the row before."""
     return sum(len(turn.drafts) - turn.accepted for turn in turns_before(sim, block.turn.row)[-1:])
 
 
@@ -107,54 +107,56 @@ def _come_round(sim: Simulation, block: FedBlock, rank: int) -> int:
 
 # fmt: off
 WINDOWS = (
-    edit("position/query-position", "positions-come-round", "positions begin again at 0 where a window is full", OWN,
+    edit("position/query-position", "positions-come-round", "position ids restart at 0 once a window is full", OWN,
          scope="windows", position=_come_round),
     # Here and below, where blocks of a cache matter, the amount is how long they are.
-    edit("position/query-position", "positions-without-freed", "positions count the blocks that a window still has",
+    edit("position/query-position", "positions-without-freed",
+         "position ids count only the blocks that a window still holds",
          OWN, BLOCKS, scope="windows", position=_without_freed),
-    edit("mask/window", "window-width", "windows are of another width, by some tokens", OWN, (-2, -1, 1, 2),
+    edit("mask/window", "window-width", "windows are a few tokens too wide or too narrow", OWN, (-2, -1, 1, 2),
          scope="windows", least=lambda sim, block, at, layer: _least(sim, at, layer, sim.context.amount)),
-    edit("mask/window", "window-width-late", "after a rejection windows are of another width, by some tokens", OWN,
+    edit("mask/window", "window-width-late", "after a rejection windows are a few tokens too wide or too narrow", OWN,
          (-2, -1, 1, 2), scope="windows",
          least=lambda sim, block, at, layer: _least(sim, at, layer, sim.context.amount * (_rejected(sim, block) > 0))),
-    edit("mask/window", "window-by-rejected", "after a rejection windows are of another width, by the rejected tokens",
+    edit("mask/window", "window-by-rejected",
+         "after a rejection windows are too wide or too narrow by the number of rejected tokens",
          OWN, (-1, 1), scope="windows",
          least=lambda sim, block, at, layer: _least(sim, at, layer, sim.context.amount * _rejected(sim, block))),
-    edit("mask/window", "no-window", "layers with a window see all tokens", OWN,
+    edit("mask/window", "no-window", "layers with a window attend to all tokens", OWN,
          scope="windows", least=lambda sim, block, at, layer: 0),
-    edit("mask/window", "no-window-in-blocks", "layers with a window see all tokens behind the prompt", OWN,
+    edit("mask/window", "no-window-in-blocks", "layers with a window attend to all tokens after the prompt", OWN,
          scope="windows",
          least=lambda sim, block, at, layer: _unless(at >= len(sim.evidence.prompts[block.turn.row]), sim, at, layer)),
-    edit("mask/window", "no-window-in-prompts", "layers with a window see all tokens in the prompt", OWN,
+    edit("mask/window", "no-window-in-prompts", "layers with a window attend to all tokens in the prompt", OWN,
          scope="windows",
          least=lambda sim, block, at, layer: _unless(at < len(sim.evidence.prompts[block.turn.row]), sim, at, layer)),
     # The amount is the layer.
-    edit("mask/window", "window-of-another-layer", "one layer has a window in place of none, or none in place of one",
+    edit("mask/window", "window-of-another-layer", "one layer has a window that it should not have, or lacks its own",
          OWN, tuple(range(6)), scope="windows", least=_other_layer),
-    edit("mask/window", "window-of-the-first", "all tokens of a block have the window of its first", OWN,
+    edit("mask/window", "window-of-the-first", "all tokens of a block use the window of its first token", OWN,
          scope="windows", least=lambda sim, block, at, layer: _least(sim, block.start, layer)),
-    edit("mask/window", "window-of-the-last", "all tokens of a block have the window of its last", OWN,
+    edit("mask/window", "window-of-the-last", "all tokens of a block use the window of its last token", OWN,
          scope="windows", least=lambda sim, block, at, layer: _least(sim, _end(block), layer)),
-    edit("mask/window", "window-of-step", "windows are no longer than the block that is fed, once something is cached",
+    edit("mask/window", "window-of-step", "windows are no longer than the block fed, once something is cached",
          OWN, scope="windows", least=_of_step),
     edit("mask/window", "window-in-blocks", "windows begin where a block of the cache begins", OWN, BLOCKS,
          scope="windows", least=_aligned),
-    edit("mask/window", "window-in-sections", "tokens see a section of the text in place of a window", OWN,
+    edit("mask/window", "window-in-sections", "tokens attend to fixed sections of the text instead of a window", OWN,
          scope="windows", least=_section),
-    edit("mask/window", "sinks-seen", "the first tokens of a row stay in sight behind a window", OWN,
+    edit("mask/window", "sinks-seen", "the first tokens of a row stay attended outside the window", OWN,
          tuple(range(1, 9)), scope="windows", near=lambda sim, at, place, inside: inside or place < sim.context.amount),
     # The amount is by how many slots there are more than a window has.
-    edit("cache/missing-entry", "window-overwritten", "a block is written over slots that are still in the window",
+    edit("cache/missing-entry", "window-overwritten", "a block overwrites slots that are still in the window",
          OWN, (0, 1, 2, 3, 4), scope="windows", least=_overwritten),
-    edit("cache/missing-entry", "window-freed", "blocks are given back as if all draft tokens were accepted",
+    edit("cache/missing-entry", "window-freed", "blocks are freed as if all draft tokens were accepted",
          OWN, BLOCKS, scope="windows", least=_freed),
-    edit("cache/missing-entry", "window-border-freed", "the block in which a window begins is given back", OWN, BLOCKS,
+    edit("cache/missing-entry", "window-border-freed", "the block in which a window begins is freed", OWN, BLOCKS,
          scope="windows", least=_border_freed),
     edit("cache/missing-entry", "window-places-lost",
-         "rejected draft tokens keep their slots, and blocks are written over slots that are still in the window", OWN,
+         "rejected draft tokens keep their slots, and blocks overwrite slots that are still in the window", OWN,
          (*range(9), 16, 24), scope="windows", least=_places_lost),
     edit("cache/missing-entry", "window-lost",
-         "from position {position} on, layers with a window do not see the tokens from position {begin} to {end}",
+         "from token {position} on, layers with a window do not attend to tokens {begin} to {end}",
          scope="windows", near=_span_lost),
 )
 # fmt: on

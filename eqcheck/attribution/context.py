@@ -17,7 +17,7 @@ from eqcheck.hashlm.hashing import Ints
 from eqcheck.hashlm.trace import Call
 
 FED_WITH = "fed"
-_CARRIED = {FED_WITH: "fed with this position", "changed": "changed in the cache", "counted": "counted by its slot"}
+_CARRIED = {FED_WITH: "fed with this position id", "changed": "changed in the cache", "counted": "counted by slot"}
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _read_layers(
     request, at = label.request, label.position
     if call.kv[0].shape != call.kv[-1].shape:
         sizes = " and ".join(str(kv.shape[3]) for kv in call.kv)
-        torn = Deviation("cache", "torn-entry", call.number, column, request, origin=f"layers hold {sizes} slots")
+        torn = Deviation("cache", "torn-entry", call.number, column, request, origin=f"the layers have {sizes} slots")
         return Context((torn,), (), (), sees_from=family.first_seen(at))
     found = entries(call, row, labels.of, labels.calls, family) if held is None else held
     view = QueryView.of(call, row, column, label, labels, family, found)
@@ -166,14 +166,14 @@ def _unseen(view: QueryView, right: dict[int, Entry]) -> list[Deviation]:
         other = _elsewhere(view, position)
         fed = view.labels.was_fed(view.request, position, view.call.number)
         source = "" if other is None else "held-by-another" if fed else "never-fed"
-        origin = "no row of the cache holds it" if other is None else f"batch row {other} holds it"
+        origin = "found in no batch row" if other is None else f"found in batch row {other}"
         about = {"origin": origin if fed else NEVER_FED, "held_by": other, "source": source}
         deviations.append(view.deviation("cache", "missing-entry", token_position=position, **about))
     return deviations
 
 
 def _out_of_window(view: QueryView, right: dict[int, Entry], entry: Entry, position: int) -> bool:
-    """Whether a hidden token is one that a window has lost.
+    """Return whether a hidden token is one that a window has lost.
 
     A narrow window loses what is oldest, and a window that counts slots what is that far away in slots.
     """
@@ -257,7 +257,7 @@ def _slots(view: QueryView, right: dict[int, Entry], offset: int, deviations: Se
     for position in (d.token_position or 0 for d in deviations if d.kind == "missing-entry"):
         token = view.labels.sequence(view.request)[position]
         place = (False, view.request, position, "token")
-        slots.append(Slot(None, f"position {position}", token, None, position + offset, False, True, *place))
+        slots.append(Slot(None, f"token {position}", token, None, position + offset, False, True, *place))
     return slots
 
 

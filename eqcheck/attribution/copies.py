@@ -1,4 +1,4 @@
-"""Whether the copies of an entry agree: each layer, K and V, and each head hold one of it."""
+"""Check that the copies of an entry agree: each layer, K and V, and each head hold one of it."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def disagreement(copies: Ints, layers: slice) -> Torn:
         places = int(right[at]), int(copies[..., PLACE][at])
         (layer, value, head), was = (np.unravel_index(place, _PLACES.shape) for place in places)
         here, there = (f"{'KV'[v]} of layer {a}, head {h}" for a, v, h in ((layer, value, head), was))
-        return Torn(f"{'KV'[value]}-written-as-{'KV'[was[1]]}", f"{here} holds what was written as {there}")
-    names = ("id", "position", "digest", "write")
+        return Torn(f"{'KV'[value]}-written-as-{'KV'[was[1]]}", f"{here} contains what was written to {there}")
+    names = ("token", "position", "digest", "write")
     values = np.stack(
         [
             copies[..., TOKEN],
@@ -95,7 +95,7 @@ def disagreement(copies: Ints, layers: slice) -> Torn:
             differs = first[..., column] != second[..., column]
             if differs.any():
                 a, b = int(first[..., column][differs][0]), int(second[..., column][differs][0])
-                shown = f" ({a} and {b})" if name in ("id", "position") else ""
+                shown = f" ({a} and {b})" if name in ("token", "position") else ""
                 words = f"{what[0]} and {what[1]} disagree about its {name}{shown}"
                 return Torn(f"{('layers', 'values', 'heads')[axis]}-{name}", words)
     if (copies[..., MODEL] != copies[0, 0, 0, MODEL]).any():

@@ -75,7 +75,7 @@ class Reader:
         return None
 
     def _same_context(self, row: int, position: int) -> bool:
-        """Whether some query saw exactly what this one had to see, whoever it was asked for.
+        """Return whether some query saw exactly what this one had to see, whoever it was asked for.
 
         A row with the same beginning needs no query of its own. Where rows share pages and calls have no batch, a query
         may be taken for another row's, so its digest decides.
@@ -130,7 +130,7 @@ class Reader:
         missing = asked.index < len(asked.verdict.expected)
         in_call = self.sources.answered if missing else Turns(self.run, self.labels).committed_in
         number = in_call(asked.row, asked.index)
-        return self._bookkeeping(asked, number or last, "the row is right so far")
+        return self._bookkeeping(asked, number or last, "")
 
     def _prompt_unfinished(self, asked: WrongToken) -> Finding | None:
         return self._told(asked, self.sources.unfinished(asked))
@@ -150,7 +150,7 @@ class Reader:
         if not self.run.trace.rounded or not answered:
             return None
         write = answered[-1]
-        origin = f"entries are up to {self.run.trace.rounded:.2g} of their length away from what was written"
+        origin = f"entries differ from what was written by up to {self.run.trace.rounded:.2g} of their norm"
         torn = Deviation("cache", "torn-entry", write[0], write[2], asked.row, origin=origin, source="rounded")
         slots = self.walk.context(write).slots
         about: dict[str, Any] = {"query": self._query(write), "deviations": (torn,), "slots": slots, "tied": True}
@@ -160,7 +160,7 @@ class Reader:
         if not asked.right:
             return None
         row, position, observed, call = asked.row, asked.position, asked.observed, asked.right[-1][0]
-        basis = f"the query that had to predict it saw exactly its row (call {call})"
+        basis = f"target call {call} attended to exactly the right tokens, so its prediction here is correct"
         order, finding = self._bookkeeping(asked, call, basis, queried=True)
         # An answer may be left unread for that of a later query, and the row of that query may be unknown.
         other = self._unread(asked)
@@ -177,8 +177,10 @@ class Reader:
         write = next((write for write in misled if sources.predicted(write) == asked.observed), None)
         if write is None:
             return None
-        where = "in the column of filler" if sources.fills(write) else "behind a draft token that was rejected"
-        return self._bookkeeping(asked, write[0], f"no query asked for it; call {write[0]} answered it {where}")
+        where = "in a filler column" if sources.fills(write) else "after a rejected draft token"
+        return self._bookkeeping(
+            asked, write[0], f"no target query was made for this token; call {write[0]} predicted it {where}"
+        )
 
     def _never_asked(self, asked: WrongToken) -> Finding | None:
         sources, row = self.sources, asked.row
@@ -186,7 +188,7 @@ class Reader:
         if not (asked.repeated or proposed or sources.nothing_else_asked(row)):
             return None
         last = max(self.labels.rounds[row], default=0)
-        order, finding = self._bookkeeping(asked, last, "no query asked for it")
+        order, finding = self._bookkeeping(asked, last, "no target query was made for this token")
         # Else it is known neither who asked nor who answered.
         return (order, finding) if finding.tied or finding.kind != "wrong-correction" else None
 
@@ -279,7 +281,7 @@ class Reader:
             statement,
             call=number,
             tied=certain and not (queried and self.sources.sharing(asked.row, asked.position)),
-            basis=basis if number else "the target was never asked about the row",
+            basis=basis if number else "the target was never called for this row",
         )
         return (number, KINDS[kind].rank, 0), finding
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import CACHE_STATES
-from eqcheck.explanation.records import Explanation, many
+from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.text import eos_words
 
 
@@ -21,18 +21,21 @@ def leaked(case: Case, wrong: Explanation, times: int = 1) -> Explanation:
     >>> earlier = Case(prompts=((3, 1),), eos_token_ids=(12,))
     >>> wrong = Explanation("bookkeeping", "premature-stop", 0, 1, expected=12, observed=None)
     >>> print(leaked(Case(prompts=((7,),), before=(earlier,)), wrong).detail)
-    Alone, the last request is right.
-      After the earlier one it is wrong: new token 1 of row 0 is missing, id 12 is right.
-      Earlier request: prompt ids 3 1; 4 new tokens, K = 1, EOS id 12, pad id 0, left padding, family rotary
-      Last request: prompt ids 7; 4 new tokens, K = 1, no EOS id, pad id 0, left padding, family rotary
+    Alone, the last request is answered correctly.
+    After the earlier request it is not: new token 1 of row 0 is missing, it must be 12.
+    Earlier request: prompt 3 1; max_new_tokens 4, K = 1, EOS 12, pad id 0, left padding, family rotary
+    Last request: prompt 7; max_new_tokens 4, K = 1, no EOS, pad id 0, left padding, family rotary
     """
-    often = f", {times} times of {times}, each in a process of its own" if times > 1 else ""
-    others = "the earlier one" if len(case.before) == 1 else f"the {len(case.before)} earlier ones"
-    lines = [f"Alone, the last request is right{often}.", f"  After {others} it is wrong{often}: {_what(wrong)}."]
+    often = f" ({times} of {times} times, each in a new process)" if times > 1 else ""
+    others = "the earlier request" if len(case.before) == 1 else f"the {len(case.before)} earlier requests"
+    lines = [
+        f"Alone, the last request is answered correctly{often}.",
+        f"After {others} it is not{often}: {_what(wrong)}.",
+    ]
     for number, earlier in enumerate(case.before, start=1):
         which = f"Earlier request{f' {number}' if len(case.before) > 1 else ''}:"
-        lines.append(f"  {which} {summary(earlier)}")
-    lines.append(f"  Last request: {summary(case)}")
+        lines.append(f"{which} {summary(earlier)}")
+    lines.append(f"Last request: {summary(case)}")
     return Explanation(
         "state",
         "leaks-from-earlier-request",
@@ -52,17 +55,17 @@ def _what(wrong: Explanation) -> str:
         return f"{wrong.fingerprint.partition(':')[0]}, {wrong.detail}"
     place = f"new token {wrong.token_index} of row {wrong.row}"
     if wrong.observed is None:
-        return f"{place} is missing, id {wrong.expected} is right"
-    right = "the row is to end before it" if wrong.expected is None else f"id {wrong.expected} is right"
-    return f"{place} is id {wrong.observed}, {right}"
+        return f"{place} is missing, it must be {wrong.expected}"
+    right = "the row must end before it" if wrong.expected is None else f"it must be {wrong.expected}"
+    return f"{place} is {wrong.observed}, {right}"
 
 
 def summary(case: Case) -> str:
     """A request in one line."""
-    rows = f"{len(case.prompts)} rows, " if len(case.prompts) > 1 else ""
+    rows = f"{len(case.prompts)} requests, " if len(case.prompts) > 1 else ""
     prompts = " | ".join(" ".join(map(str, prompt)) for prompt in case.prompts)
     parts = [
-        f"{rows}prompt ids {prompts}; {many(case.max_new_tokens, 'new token')}",
+        f"{rows}prompt{'s' if rows else ''} {prompts}; max_new_tokens {case.max_new_tokens}",
         f"K = {case.num_draft_tokens}",
         eos_words(case.eos_token_ids),
         f"pad id {case.pad_token_id}",

@@ -56,7 +56,7 @@ class Walk:
             if not any(self.labels.of[writer].exact for writer in self._writers(root)):
                 return state("slot-unexplained", slot=root.deviation.slot or 0)
             # Its own query was right when it was written, so it was changed since.
-            origin = "layer 1 does not hold what was written"
+            origin = "layer 1 does not contain what was written to it"
             root = root._replace(deviation=replace(root.deviation, kind="torn-entry", source="layer-1", origin=origin))
         slots = self.context(root.write).displaced
         if root.deviation.component == "mask" and slots:
@@ -96,7 +96,7 @@ class Walk:
         return step
 
     def _inherited(self, step: Step) -> bool:
-        """Whether an entry's deviation comes from an earlier wrong query, which is then read itself."""
+        """Return whether an entry's deviation comes from an earlier wrong query, which is then read itself."""
         writers = (writer for writer in self._writers(step) if self.labels.of[writer].what == "token")
         return any(self.context(writer).deviations for writer in writers)
 

@@ -66,19 +66,19 @@ def second_opinion(
     if explanation.component != "unattributed" and asserted(explanation, opinion, shown):
         return replace(said, repair_confirms=bearing(explanation, opinion) == "confirms")
     if explanation.component == "unattributed":
-        detail = f"no cause was read ({explanation.detail}), repair says: {opinion}"
+        detail = f"{explanation.detail}; {opinion}"
     elif shown == "changes":
         detail = (
-            f"reading says {explanation.fingerprint}, but with other ids it says something else: it rests on a "
-            f"coincidence of ids; repair says: {opinion}"
+            f"the trace shows {explanation.fingerprint}, but copies of the case with other tokens show something else: "
+            f"it rests on a coincidence of tokens; {opinion}"
         )
     else:
-        detail = f"reading says {explanation.fingerprint}, repair says: {opinion}"
+        detail = f"the trace shows {explanation.fingerprint}, but {opinion}"
     return replace(said, component="unattributed", kind="unattributed", detail=detail)
 
 
 def asserted(explanation: Explanation, opinion: Opinion, shown: str) -> bool:
-    """Whether the witnesses prove the cause that was read; ``shown`` is what permutation shows."""
+    """Return whether the witnesses prove the cause that was read; ``shown`` is what permutation shows."""
     what = "bookkeeping" if explanation.component == "bookkeeping" else "context"
     tied = "tied" if explanation.tied else "untied"
     return (what, tied, bearing(explanation, opinion), shown) in ASSERTED
@@ -142,7 +142,8 @@ def mechanism(explanation: Explanation) -> Mechanism:
 
 
 def alike(first: Mechanism, second: Mechanism) -> bool:
-    """Whether two mechanisms are one: the deviations of the first may be a part of those of the second, or the reverse.
+    """Return whether two mechanisms are one: the deviations of the first may be a part of those of the second, or the
+    reverse.
 
     With other ids a draft that is seen by mistake may be an accepted one; then it is a token like the others. A mask of
     another row shows or hides what that row has, and with few slots it is told as the kind of one of them.
@@ -154,6 +155,8 @@ def alike(first: Mechanism, second: Mechanism) -> bool:
 
 
 def _pad_instead(found: Explanation, explanation: Explanation) -> bool:
-    """Whether with other ids the wrong token is the pad id, and was not: so it is where tokens are as good as drawn."""
+    """Return whether with other ids the wrong token is the pad id, and was not:
+    so it is where tokens are as good as drawn.
+    """
     pads = [one.given is not None and one.observed == one.given.pad_token_id for one in (found, explanation)]
     return pads == [True, False]

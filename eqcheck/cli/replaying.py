@@ -15,6 +15,7 @@ from eqcheck.contract.escaping import printable
 from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.contract.requirements import refused
 from eqcheck.explanation.layout import WHOLE, columns
+from eqcheck.explanation.statements import power
 from eqcheck.explanation.text import headline, render
 from eqcheck.lanes.lane import new_lane
 from eqcheck.report import load
@@ -156,20 +157,20 @@ def _told(name: str, stored: StoredViolation, outcome: Outcome, width: int) -> t
     explanation, before = outcome.explanation, stored.fingerprint
     was = f" (was {before})" if before else ""
     seen = outcome.observed
-    drawn = f": {seen['tokens']} tokens, evidence {seen['evidence']} at most" if "evidence" in seen else ""
+    drawn = f": evidence {power(float(seen['evidence']))} after {seen['tokens']} tokens" if "evidence" in seen else ""
     if outcome.status == "inconclusive":
-        line = f"INCONCLUSIVE: {name} may have the right law or not{was}{drawn}; 1e6 is a violation"
+        line = f"INCONCLUSIVE: the evidence does not decide about {name}{was}{drawn}; 10^6 is a violation"
         return INCONCLUSIVE, line, ""
     if explanation is None:
         return EQUIVALENT, f"FIXED: {name} is equivalent on this case{was}{drawn}", ""
     words = printable(f"{render(explanation, width)}\n{outcome.traceback}")
     if explanation.kind == "hang" and _limits(stored)[0] < CASE_TIMEOUT:
-        words += f"The limit is the file's; usual are {CASE_TIMEOUT:g} s.\n"
+        words += f"The limit is from the case file; the usual one is {CASE_TIMEOUT:g} s.\n"
     now = explanation.fingerprint
     if before and before != now and not before.startswith(f"{now}:"):  # what an engine's case needs follows
         unnamed = "sampling/stray-law" if before.startswith("sampling/") else "unattributed"
         if stored.case.lane != "transparent" and now.startswith(unnamed):
-            words += f"The stored cause is {before}; it was found in other cases, this one alone does not show it.\n"
+            words += f"The stored cause is {before}. It was found from other cases; this case alone does not show it.\n"
         else:
             words += f"The stored violation was {before}; it fails differently now.\n"
     return VIOLATION, printable(f"FAILS: {name}"), words

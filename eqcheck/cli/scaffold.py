@@ -36,7 +36,7 @@ def generate(target, draft, request):
     """Return the new token ids of each row, in the order of request.prompts: list[list[int]].
 
     target and draft are causal LMs with the interface of transformers: call them as you would any, with your own
-    input_ids, attention_mask, position_ids and past_key_values. request has
+    input_ids, attention_mask, position_ids and past_key_values (cache, from transformers 5.24 on). request has
 
         prompts             list[list[int]]: the token ids of each row, without pads
         max_new_tokens      the most new tokens of a row

@@ -1,7 +1,7 @@
-"""Every kind of fault, one record each: what it means, and what the rest of eqcheck has to know of it.
+"""List every kind of fault: its meaning for readers, and what the rest of eqcheck needs to know about it.
 
     >>> KINDS["window"].fingerprint, KINDS["window"].meaning
-    ('mask/window', 'the attention window is wrong')
+    ('mask/window', 'wrong attention window')
 
 A new kind is a record here, a page in `eqcheck/explanation/handbook/`, and the code that detects it.
 """
@@ -17,16 +17,16 @@ _CACHE, _MASK, _POSITION, _BOOKKEEPING = 0, 10, 20, 30  # cache outranks mask, m
 class Kind:
     """A kind of fault of one component; ``component/name`` is its `fingerprint`.
 
-    ``meaning`` is for readers. ``clause`` says one deviation of this kind, as a format string whose fields
-    `eqcheck.explanation.statements.say` fills in. Among the deviations of one call the least ``rank`` is the cause. An
-    ``inherited`` deviation is no cause where an earlier query explains it. ``mended_by`` is a component whose repair
-    also speaks for this kind.
+    ``meaning`` is a noun phrase or short clause that headlines print after the fingerprint. ``clause`` describes one
+    deviation of this kind; `eqcheck.explanation.statements.say` fills in its fields. Among the deviations of a call
+    the least ``rank`` is the cause. An ``inherited`` deviation is not a cause if an earlier query explains it. A repair
+    of ``mended_by`` also confirms this kind.
     """
 
     component: str
     name: str
     meaning: str
-    clause: str = "{slot} holds {held} and is seen"
+    clause: str = "{slot} holds {held} and is attended"
     rank: int = _BOOKKEEPING
     inherited: bool = False
     mended_by: str = ""
@@ -40,184 +40,186 @@ _RECORDS = (
     Kind(
         "position",
         "query-position",
-        "a query carries a position other than its logical one",
-        "the query carries position {observed} where position {expected} is right{reason}",
+        "wrong position id",
+        "the query's position id is {observed}, but must be {expected}{reason}",
         rank=_POSITION,
     ),
     Kind(
         "position",
         "key-position",
-        "a visible key carries a position other than its logical one",
-        "the key of {at} in {slot} carries position {observed} where position {expected} is right{reason}",
+        "a cached key carries the wrong position",
+        "the key of {at} in {slot} has position id {observed}, but must have {expected}{reason}",
         rank=50,  # the query that fed it is the cause, where there is one
         inherited=True,
     ),
-    Kind("mask", "pad-visible", "a pad, filler, or a slot without a token, is seen", rank=_MASK),
+    Kind("mask", "pad-visible", "attends to padding", rank=_MASK),
     Kind(
         "mask",
         "token-hidden",
-        "a token of the row is in the cache but hidden",
-        "{slot} holds {at} and is hidden",
+        "a token of the row is cached but masked",
+        "{slot} holds {at} and is masked",
         _MASK,
     ),
     Kind(
-        "mask", "future-visible", "a query sees a later token", "{slot} holds the later {bare} and is seen", rank=_MASK
+        "mask",
+        "future-visible",
+        "attends to a later token",
+        "{slot} holds {held}, which comes later, and is attended",
+        rank=_MASK,
     ),
     Kind(
         "mask",
         "sibling-visible",
-        "a node of a tree sees a node that is not on its path",
-        "{slot} holds another branch's {bare} and is seen",
+        "a tree node attends to a node that is not its ancestor",
+        "{slot} holds {held} of another branch and is attended",
         rank=_MASK,
     ),
     Kind(
         "mask",
         "other-row-visible",
-        "where a row of a call holds several requests, another one's token is seen",
+        "attends to another request packed into the same batch row",
         rank=_MASK,
     ),
     Kind(
         "mask",
         "of-another-row",
-        "a row is shown the slots that are right for another row",
-        "the query sees the slots that are right for {origin}",
+        "attention mask of another row",
+        "the query attends to the slots that are correct for {origin}",
         rank=_MASK,
     ),
     Kind(
         "mask",
         "window",
-        "the attention window is wrong",
+        "wrong attention window",
         "{at} in {slot} is on the wrong side of the attention window",
         rank=_MASK,
     ),
     # Within the cache, what displaces whole rows or blocks comes before what it does to single entries.
-    Kind("cache", "wrong-row", "another row's entry is seen", rank=_CACHE),
+    Kind("cache", "wrong-row", "attends to another row's cache entries", rank=_CACHE),
     Kind(
         "cache",
         "torn-entry",
-        "K and V, two heads or two layers disagree about what a slot holds",
+        "K, V, heads or layers of one slot hold different tokens",
         "{seen}{origin}",
         rank=_CACHE + 1,
     ),
     Kind(
         "cache",
         "misaligned",
-        "cache entries have moved against the mask",
-        "the row's entries lie {origin}",
+        "cache entries are shifted against the attention mask",
+        "the row's entries are {origin}",
         rank=_CACHE + 2,
         mended_by="mask",  # one that is moved as the entries were
     ),
     Kind(
         "cache",
         "wrong-path",
-        "an entry of a tree's node that was not accepted is kept in the place of one that was",
-        "{slot} holds {held}, in the place of {at}, and is seen",
+        "the cache keeps a tree node that was not accepted",
+        "{slot} holds {held} in place of {at} and is attended",
         rank=_CACHE + 3,
         mended_by="mask",
     ),
-    Kind("cache", "stale-entry", "a draft token is seen that the row does not have", rank=_CACHE + 4, mended_by="mask"),
+    Kind("cache", "stale-entry", "attends to a rejected draft token", rank=_CACHE + 4, mended_by="mask"),
     Kind(
         "cache",
         "duplicate-entry",
-        "a token of the row is seen twice",
-        "{slot} holds {held} again and is seen",
+        "attends to the same token twice",
+        "{slot} holds {held} a second time and is attended",
         rank=_CACHE + 5,
         mended_by="mask",
     ),
     Kind(
         "cache",
         "missing-entry",
-        "a token of the row is not in the cache",
+        "a token of the row is missing from the KV cache",
         "{at} is not in the row's cache ({origin})",
         rank=_CACHE + 6,
     ),
     Kind(
         "cache",
         "poisoned-entry",
-        "an entry was written under an earlier fault",
-        "the entry of {at} in {slot} was written under an earlier fault",
+        "a cache entry was computed under an earlier fault",
+        "the entry of {at} in {slot} was computed under an earlier fault",
         rank=_BOOKKEEPING + 5,
         inherited=True,
     ),
-    Kind("bookkeeping", "over-accept", "a draft token is emitted that the target rejected"),
-    Kind("bookkeeping", "unverified", "a draft token is emitted that the target never verified"),
-    Kind("bookkeeping", "wrong-correction", "the emitted token is not the target's prediction"),
-    Kind("bookkeeping", "unfinished-prompt", "an answer is emitted for which the prompt was not yet fed whole"),
-    Kind("bookkeeping", "lost-token", "a token was dropped"),
-    Kind("bookkeeping", "repeated-token", "a token was emitted twice"),
-    Kind("bookkeeping", "past-eos", "tokens follow the EOS"),
-    Kind("bookkeeping", "premature-stop", "the row ends too early"),
-    Kind("bookkeeping", "over-length", "the row exceeds its limit"),
-    Kind("bookkeeping", "pad-in-output", "a pad was emitted"),
-    Kind("bookkeeping", "row-swap", "the row holds another row's output"),
-    Kind("bookkeeping", "finish-reason", "the reason or the stop sequence that is told for a row's end is not its own"),
-    Kind("bookkeeping", "usage", "the tokens that are counted are not those of the row"),
-    Kind("bookkeeping", "logprobs", "a log-probability that is told is not the target's own for its token"),
-    Kind("bookkeeping", "prompt-in-output", "the prompt, or its end, is returned with the row"),
-    Kind("options", "ignored-option", "an option is not applied as asked"),
-    Kind("state", "leaks-from-earlier-request", "the answer depends on what was decoded before"),
-    Kind("sampling", "impossible-token", "a token is emitted that has no probability under the options of its row"),
-    Kind("sampling", "over-acceptance", "draft tokens are accepted more often than their law allows"),
-    Kind("sampling", "under-acceptance", "draft tokens are accepted less often than their law says"),
-    Kind("sampling", "threshold-acceptance", "draft tokens are accepted by a threshold, and no random number decides"),
-    Kind("sampling", "residual", "corrections are not drawn from what the draft left of the target's law"),
-    Kind("sampling", "correction-column", "corrections are drawn from another column of the block"),
-    Kind("sampling", "bonus-column", "a bonus is drawn from another column of the block"),
-    Kind("sampling", "stale-bonus", "a bonus is drawn from a law of the round before"),
-    Kind("sampling", "greedy-drawn", "a greedy row is drawn with random numbers"),
-    Kind("sampling", "bonus-law", "a bonus is not drawn from the law of the target"),
-    Kind("sampling", "draft-law", "draft tokens are not drawn from the law that their acceptance takes for theirs"),
-    Kind("sampling", "wrong-draft-row", "acceptance or correction takes the draft's law of another row or column"),
+    Kind("bookkeeping", "over-accept", "a rejected draft token is returned"),
+    Kind("bookkeeping", "unverified", "draft tokens are returned without verification"),
+    Kind("bookkeeping", "wrong-correction", "a returned token is not the target's prediction"),
+    Kind("bookkeeping", "unfinished-prompt", "decoding starts before the prompt is prefilled"),
+    Kind("bookkeeping", "lost-token", "a token is missing from the output"),
+    Kind("bookkeeping", "repeated-token", "a token is returned twice"),
+    Kind("bookkeeping", "past-eos", "tokens after the EOS"),
+    Kind("bookkeeping", "premature-stop", "the row stops too early"),
+    Kind("bookkeeping", "over-length", "the output is longer than max_new_tokens"),
+    Kind("bookkeeping", "pad-in-output", "padding in the output"),
+    Kind("bookkeeping", "row-swap", "the row returns another row's output"),
+    Kind("bookkeeping", "finish-reason", "wrong finish reason or stop string"),
+    Kind("bookkeeping", "usage", "wrong token counts in usage"),
+    Kind("bookkeeping", "logprobs", "wrong log-probability"),
+    Kind("bookkeeping", "prompt-in-output", "prompt tokens are returned with the output"),
+    Kind("options", "ignored-option", "a requested option is not applied"),
+    Kind("state", "leaks-from-earlier-request", "the output depends on an earlier request"),
+    Kind("sampling", "impossible-token", "a sampled token has zero probability under the row's options"),
+    Kind("sampling", "over-acceptance", "draft tokens are accepted too often"),
+    Kind("sampling", "under-acceptance", "draft tokens are accepted too rarely"),
+    Kind("sampling", "threshold-acceptance", "draft tokens are accepted by a fixed threshold, not by a random number"),
+    Kind("sampling", "residual", "corrections do not follow the residual distribution max(0, p - q)"),
+    Kind("sampling", "correction-column", "corrections are drawn from the logits of another column of the block"),
+    Kind("sampling", "bonus-column", "bonus tokens are drawn from the logits of another column of the block"),
+    Kind("sampling", "stale-bonus", "bonus tokens are drawn from the previous round's distribution"),
+    Kind("sampling", "greedy-drawn", "a greedy row is sampled"),
+    Kind("sampling", "bonus-law", "bonus tokens do not follow the target's distribution"),
+    Kind("sampling", "draft-law", "draft tokens are not drawn from the q that acceptance uses"),
+    Kind("sampling", "wrong-draft-row", "acceptance or correction uses the q of another row or column"),
     Kind(
         "sampling",
         "target-option",
-        "where draft tokens are verified, an option of the row is missing, wrong, or another row's",
+        "verification uses a wrong, missing or other row's sampling option",
     ),
-    Kind("sampling", "first-token", "the first new token is not drawn from the law of the target"),
-    Kind("sampling", "seed-ignored", "a row with a seed emits other tokens when it is asked again"),
-    Kind("sampling", "batch-dependent", "a row with a seed depends on what its seed is promised not to depend on"),
+    Kind("sampling", "first-token", "the first new token does not follow the target's distribution"),
+    Kind("sampling", "seed-ignored", "the same seed gives different tokens"),
+    Kind("sampling", "batch-dependent", "a seeded row changes with other rows or with the draft"),
     Kind("sampling", "shared-noise", "rows share random numbers"),
-    Kind("sampling", "reused-noise", "a row uses random numbers again"),
-    Kind(
-        "sampling", "stray-law", "rows are not drawn from the law of the target, and no part of a round leads clearly"
-    ),
+    Kind("sampling", "reused-noise", "a row reuses random numbers"),
+    Kind("sampling", "stray-law", "sampled tokens do not follow the target's distribution"),
     # The draft costs speed, not correctness: its kinds are warnings.
-    Kind("draft", "desync", "the draft has lost its place in the row"),
-    Kind("draft", "lost-bonus", "the target is asked again for a token that it has answered for"),
-    Kind("draft", "torn-hidden", "a head is given something that is no hidden state of the target"),
-    Kind("draft", "wrong-layer-hidden", "a head is given hidden states of another layer"),
-    Kind("draft", "own-hidden", "a head is given its own state where the target's is due"),
-    Kind("draft", "wrong-row-hidden", "a head is given another row's hidden state"),
-    Kind("draft", "stale-hidden", "a head is given a hidden state of an earlier call"),
-    Kind("draft", "wrong-column-hidden", "a head is given a hidden state of another column of the block"),
-    Kind("draft", "token-shift", "a head is given a hidden state with another token than the one behind it"),
-    # So do leaks.
+    Kind("draft", "desync", "the draft is out of sync with the row"),
+    Kind("draft", "lost-bonus", "the bonus token is dropped and computed again"),
+    Kind("draft", "torn-hidden", "the draft head gets a vector that is no hidden state of the target"),
+    Kind("draft", "wrong-layer-hidden", "the draft head gets hidden states of another layer"),
+    Kind("draft", "own-hidden", "the draft head gets its own hidden state instead of the target's"),
+    Kind("draft", "wrong-row-hidden", "the draft head gets another row's hidden state"),
+    Kind("draft", "stale-hidden", "the draft head gets a hidden state of an earlier call"),
+    Kind("draft", "wrong-column-hidden", "the draft head gets a hidden state of another column of the block"),
+    Kind("draft", "token-shift", "the draft head gets a hidden state paired with the wrong token"),
+    # Leaks of memory cost no correctness either.
     Kind("memory", "rejected-kept", "rejected draft tokens stay in memory, more with every round"),
-    Kind("memory", "storage-kept", "storages that a cache has left behind stay alive, more with every round"),
-    Kind("memory", "finished-row-kept", "what a row had cached stays in memory when the row has ended"),
-    Kind("memory", "kept-after-return", "memory stays in use when a request was answered, more with every request"),
-    Kind("memory", "growth", "memory grows faster than what the rows need"),
-    Kind("crash", "exception", "the decoder raised"),
-    Kind("crash", "hang", "no answer came in time"),
-    Kind("crash", "invalid-output", "what the decoder returned, or left of its request, breaks the contract"),
+    Kind("memory", "storage-kept", "old cache buffers stay in memory, more with every round"),
+    Kind("memory", "finished-row-kept", "the cache of a finished row stays in memory"),
+    Kind("memory", "kept-after-return", "memory stays in use after a request, more with every request"),
+    Kind("memory", "growth", "memory grows faster than the rows need"),
+    Kind("crash", "exception", "the decoder raised an exception"),
+    Kind("crash", "hang", "the decoder did not answer in time"),
+    Kind("crash", "invalid-output", "the decoder returned an invalid output or changed its request"),
     Kind(
         "unattributed",
         "unattributed",
-        "no cause was shown",
-        "{slot} is seen and holds an entry of unknown standing (id {token})",
+        "cause unknown",
+        "{slot} is attended and holds an entry of unknown origin (token {token})",
         rank=40,
     ),
 )
-KINDS = {kind.name: kind for kind in _RECORDS}  # a name stands for one kind, whatever the component
+KINDS = {kind.name: kind for kind in _RECORDS}  # names are unique across components
 FINGERPRINTS = tuple(kind.fingerprint for kind in _RECORDS)
 
-# The wrong input of a head, in words, by the name of its kind.
+# The wrong input of a draft head, in words, by the name of its kind.
 HEAD_LOSSES = {
-    "torn": "what it was given is no hidden state of the target: its numbers were changed, or are of two states",
-    "wrong-layer": "it was given the states of another layer than the last",
-    "own": "its own states stand where those of the target are due",
-    "wrong-row": "it was given states of another row",
-    "stale": "it was given states of an earlier call",
-    "wrong-column": "it was given states of another column of the verified block",
-    "token-shift": "states were paired with another token than the one behind them",
+    "torn": "its input is no hidden state of the target, but zeros, changed numbers or a mix",
+    "wrong-layer": "its input comes from another layer than the last",
+    "own": "its input is its own hidden state where the target's is due",
+    "wrong-row": "its input is another row's hidden state",
+    "stale": "its input is the hidden state of an earlier call",
+    "wrong-column": "its input is the hidden state of another column of the block",
+    "token-shift": "its hidden states are paired with the wrong tokens",
 }

@@ -19,9 +19,14 @@ within = WHOLE  # characters of a line, where the output is caught and shown on 
 
 
 def columns() -> int:
-    """How many characters a line of the terminal has; ``within`` where the output goes elsewhere."""
+    """Return how many characters a line of the terminal has; ``within`` where the output goes elsewhere."""
     # COLUMNS alone says little: GNU readline sets it to 80 for every process that a Python using it starts.
     return max(_NARROWEST, shutil.get_terminal_size((WHOLE, 24)).columns) if sys.stdout.isatty() else within
+
+
+def lines() -> int:
+    """Return how many lines the terminal has; ``WHOLE`` where the output goes elsewhere."""
+    return shutil.get_terminal_size((WHOLE, 24)).lines if sys.stdout.isatty() else WHOLE
 
 
 def wrapped(text: str, width: int) -> str:
@@ -29,10 +34,10 @@ def wrapped(text: str, width: int) -> str:
 
     The rest of a line is further in than its beginning, and as far as the line below.
 
-    >>> print(wrapped("  Let   row 0 have the prompt ids 10, pad id 127, K = 1.\\n        It emits id 3.", 34))
-      Let   row 0 have the prompt ids
-            10, pad id 127, K = 1.
-            It emits id 3.
+    >>> print(wrapped("  Cause   the row has the prompt 10, pad id 127, K = 1.\\n          It ends.", 34))
+      Cause   the row has the prompt
+              10, pad id 127, K = 1.
+              It ends.
     """
     lines = text.split("\n")
     begins = [len(line) - len(line.lstrip()) for line in [*lines, ""]]

@@ -89,7 +89,11 @@ class Query:
 
 @dataclass(frozen=True)
 class Given:
-    """A wrong row's prompt and options; all ``rows`` of its request; ``accepts`` by round; other options in words."""
+    """A wrong row's prompt and options; ``accepts`` by round, other options in words.
+
+    ``rows`` are all rows of its case, where they matter, and ``requests`` says how many there are, 0 where that is not
+    known.
+    """
 
     prompt: tuple[int, ...]
     pad_token_id: int | None = None
@@ -99,6 +103,7 @@ class Given:
     accepts: tuple[int, ...] | None = None
     sampling: str = ""
     rows: tuple[Given, ...] = ()
+    requests: int = 0
 
 
 @dataclass(frozen=True)
@@ -137,17 +142,27 @@ class Opinion:
     failed: str = ""
 
     def __str__(self) -> str:
-        for sets, does in ((self.restores, "restores the output"), (self.mends, "makes the target's answer right")):
+        """The opinion as a clause.
+
+        >>> str(Opinion((("position",), ("mask", "cache")), ()))
+        'with the correct position ids, or the correct attention mask and cache entries, the output is correct'
+        """
+        both = ((self.restores, "the output is correct"), (self.mends, "the target predicts the correct token here"))
+        for sets, does in both:
             if sets:
-                return f"right {' or '.join(' with '.join(parts) for parts in sets)} {does}"
+                tried = [" and ".join(_REPAIRED[part] for part in parts) for parts in sets]
+                return f"with {', or '.join(f'the correct {one}' for one in tried)}, {does}"
         if self.failed:
-            return f"nothing, because eqcheck could not carry it out ({self.failed})"
-        return "no right positions, mask or cache restore the output"
+            return f"eqcheck could not repair the run ({self.failed})"
+        return "no repair of position ids, attention mask or cache makes the output correct"
+
+
+_REPAIRED = {"position": "position ids", "mask": "attention mask", "cache": "cache entries"}
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a row is wrong: the first fault in causal order, what it was seen in, and what followed.
+    """Hold why a row is wrong: the first fault in causal order, what it was seen in, and what followed.
 
     ``round`` counts the target forwards that asked for new tokens of the row, from 1; 0 when none is concerned.
     ``expected`` and ``observed`` are the tokens at ``token_index`` of the row's output, None past its end.
@@ -195,7 +210,7 @@ class Explanation:
 
     @property
     def of_law(self) -> bool:
-        """Whether all sampled tokens together show it, by their evidence against the law."""
+        """Return whether all sampled tokens together show it, by their evidence against the law."""
         return self.component in ("sampling", "unattributed") and "evidence" in self.facts
 
     @property

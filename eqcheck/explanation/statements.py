@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from math import inf, log10
 from typing import NamedTuple
 
 from eqcheck.contract.kinds import KINDS
@@ -12,116 +14,116 @@ from eqcheck.explanation.records import Deviation, Explanation, Search, many
 STATEMENTS = {
     # rows that end wrongly, or are not their own
     "eos-missing": "only the EOS that ends the row is missing",
-    "ends-early": "{emitted} of {expected_tokens} tokens were emitted, all of them right",
-    "sampled-ends-early": "{emitted} of {expected_tokens} tokens were emitted, and the last is no EOS",
-    "nothing-emitted": "none of {expected_tokens:token} was emitted",
+    "ends-early": "{emitted} of {expected_tokens} tokens were returned, all of them correct",
+    "sampled-ends-early": "{emitted} of {expected_tokens} tokens were returned, and the last is not an EOS",
+    "nothing-emitted": "none of {expected_tokens:token} was returned",
     # what else there is to say of a row that ends early
-    "eos-answered": "the target had answered its EOS, id {missing}, in call {answered_in}; it was not emitted",
-    "next-answered": "the target had answered the missing id {missing} in call {answered_in}; it was not emitted",
-    "eos-of-others": "{eos_rows:row} emitted an EOS in this round",
-    "limit-of-others": "{limit_rows:row} reached the limit in this round",
-    "nobody-ended": "no other row emitted an EOS or reached the limit in this round",
-    "all-right": "all draft tokens of {full_rows:row} were the target's own in this round",
+    "eos-answered": "the target predicted the EOS, token {missing}, in call {answered_in}; it was not returned",
+    "next-answered": "the target predicted the missing token {missing} in call {answered_in}; it was not returned",
+    "eos-of-others": "{eos_rows:row} reached an EOS in this round",
+    "limit-of-others": "{limit_rows:row} reached max_new_tokens in this round",
+    "nobody-ended": "no other row reached an EOS or max_new_tokens in this round",
+    "all-right": "all draft tokens of {full_rows:row} were accepted by the target in this round",
     "eos-drafted": "an EOS was among the rejected draft tokens of {drafted_rows:row} in this round",
-    "eos-in-prompt": "the row's prompt holds an EOS at position {eos_position}",
-    "stop-with-prompt": "the row's prompt and new tokens together hold its stop sequence {stop}",
-    "pad-last": "the row's last token is the pad id",
-    "as-many-pads": "as many ids of its right row are the pad id as are missing",
-    "little-room": "the row is {room:token} short of its limit, where a block has up to K + 1 = {block}",
+    "eos-in-prompt": "the prompt contains an EOS at position {eos_position}",
+    "stop-with-prompt": "the stop sequence {stop} matches across the end of the prompt and the new tokens",
+    "pad-last": "the last token of the row is the pad id",
+    "as-many-pads": "the expected row contains the pad id exactly as often as tokens are missing",
+    "little-room": "the row has room for {room:token}, while a block has up to K + 1 = {block}",
     "calls-end": "the target is not called after this round",
-    "pads-behind": "the row goes on with {pads:pad} after its end",
-    "goes-on": "the row goes on with {tokens:token} after its EOS",
-    "stop-passed": "the row goes on with {tokens:token} after its stop sequence {stop}",
-    "reason": "the row ends at {given}, and {told} is told",
-    "logprob": "new token {index} has the log-probability {own}, and {told} is told",
-    "logprob-mixed": "of new token {index} the log-probability with the row's option is told, of new token {other} "
-    "the log-probability without it",
-    "prompt-logprob": "token {index} of the prompt has the log-probability {own}, and {told} is told",
-    "prompt-logprobs": "{told:log-probability} are told of the prompt, which has {tokens}",
-    "logprob-before": "from new token {index} on, each log-probability that is told is that of the token before",
-    "logprob-behind": "from new token {index} on, each log-probability that is told is that of the token behind",
-    "switched": "with {switch} the engine emits other tokens here than it does without drafts",
-    "beside": "with {switch} the engine returns other {what} with the row than it does without drafts{place}",
-    "usage": "{count} is {told}, and the row has {tokens}",
-    "too-long": "the row has {tokens:token} where the limit is {limit}",
-    "of-another-row": "the row holds exactly what row {other_row} should hold",
-    "short-start": "the output begins {tokens:id} too early, with the end of its prompt",
-    "as-many-special": "as many ids of the prompt equal {special}",
-    "left-behind": "with other prompt ids in {gone:row} this row emits other tokens; it arrived {steps:step} after "
-    "their last token was due",
+    "pads-behind": "the row continues with {pads:pad} after its end",
+    "goes-on": "the row continues with {tokens:token} after its EOS",
+    "stop-passed": "the row continues with {tokens:token} after its stop sequence {stop}",
+    "reason": "the row ends at {given}, but the finish reason given is {told}",
+    "logprob": "new token {index} has log-probability {own}, but {told} was returned",
+    "logprob-mixed": "the log-probability of new token {index} is computed with the row's option, that of new token "
+    "{other} without it",
+    "prompt-logprob": "prompt token {index} has log-probability {own}, but {told} was returned",
+    "prompt-logprobs": "{told:log-probability} were returned for a prompt that has {tokens}",
+    "logprob-before": "from new token {index} on, each log-probability returned belongs to the token before it",
+    "logprob-behind": "from new token {index} on, each log-probability returned belongs to the token after it",
+    "switched": "with {switch} the engine returns other tokens here than without drafts",
+    "beside": "with {switch} the engine returns other {what} with the row than without drafts{place}",
+    "usage": "{count} is given as {told}, but the row has {tokens}",
+    "too-long": "the row has {tokens:token}; max_new_tokens is {limit}",
+    "of-another-row": "the row is exactly what row {other_row} should be",
+    "short-start": "the output starts {tokens:token} too early, with the end of the prompt",
+    "as-many-special": "exactly as many tokens of the prompt are equal to {special}",
+    "left-behind": "with another prompt in {gone:row} this row returns other tokens; it arrived {steps:step} after "
+    "their last token",
     # where a wrong token comes from
-    "unverified": "the emitted token is the draft's proposal, and the target was never fed it to verify it",
-    "models-exchanged": "the emitted token is the draft's proposal, and the target was never fed it to verify it; the "
-    "draft was fed the target's answer there instead, as if the two models were exchanged",
-    "rejected": "the emitted token is the draft token that the target rejected",
-    "refused-beside": "the target was fed the emitted token behind this query, like a draft token, and answered "
-    "another",
-    "rejected-unqueried": "the emitted token is the draft token though the target was not asked in the right context",
-    "rejected-again": "the emitted token is the draft token that the target rejected, and new token {before} again",
-    "rejected-unqueried-again": "the emitted token is the draft token though the target was not asked in the right "
-    "context, and new token {before} again",
-    "rejected-or-behind": "the emitted token is the rejected draft token, and also what the target predicted behind "
+    "unverified": "the returned token is the draft's proposal, and the target was never given it to verify",
+    "models-exchanged": "the returned token is the draft's proposal, and the target was never given it to verify; "
+    "the draft was given the target's prediction instead, as if the two models were swapped",
+    "rejected": "the returned token is the draft token that the target rejected",
+    "refused-beside": "the target verified the returned token right after this query and predicted another",
+    "rejected-unqueried": "the returned token is the draft token, though the target never had the right context here",
+    "rejected-again": "the returned token is the rejected draft token, and it equals new token {before}",
+    "rejected-unqueried-again": "the returned token is the draft token, though the target never saw the correct "
+    "context here, and it equals new token {before}",
+    "rejected-or-behind": "the returned token is the rejected draft token, and also what the target predicted after "
     "one",
-    "rejected-or-filler": "the emitted token is the rejected draft token, and also what the target answered in the "
-    "column of filler",
-    "behind": "the emitted token is what the target predicted after a rejected draft token",
-    "behind-or-again": "the emitted token is new token {before} again, and also what the target predicted after a "
+    "rejected-or-filler": "the returned token is the rejected draft token, and also what the target predicted in a "
+    "filler column",
+    "behind": "the returned token is what the target predicted after a rejected draft token",
+    "behind-or-again": "the returned token equals new token {before}, and is also what the target predicted after a "
     "rejected draft token",
-    "filler": "the emitted token is what the target answered in the column of filler",
-    "filler-or-again": "the emitted token is new token {before} again, and also what the target answered in the column "
-    "of filler",
-    "twice": "new token {before} is emitted twice",
-    "twice-or-elsewhere": "new token {before} is emitted twice, or the target's answer behind position {position} is "
-    "read in place of the right one",
-    "twice-or-of-another": "new token {before} is emitted twice, or the target's answer behind position {position} of "
-    "row {other_row} is read in place of the right one",
-    "one-lost": "new token {index} is missing, and the one after it stands in its place",
-    "exchanged": "new tokens {index} and {behind} have changed places",
-    "lost": "the row goes on after {tokens:missing token}",
+    "filler": "the returned token is what the target predicted in a filler column",
+    "filler-or-again": "the returned token equals new token {before}, and is also what the target predicted in a "
+    "filler column",
+    "twice": "new token {before} is returned twice",
+    "twice-or-elsewhere": "new token {before} is returned twice, or the target's prediction after token {position} of "
+    "the row is read instead of the right one",
+    "twice-or-of-another": "new token {before} is returned twice, or the target's prediction after token {position} "
+    "of row {other_row} is read instead of the right one",
+    "one-lost": "new token {index} is missing, and the next one is in its place",
+    "exchanged": "new tokens {index} and {behind} are swapped",
+    "lost": "the row continues after {tokens:missing token}",
     "pad": "new token {index} is the pad id",
-    "behind-pad": "the emitted token is what the target answered in the column of a pad",
-    "elsewhere": "the emitted token is the target's answer behind position {position}",
-    "elsewhere-of-another": "the emitted token is the target's answer behind position {position} of row {other_row}",
-    "slots-of-another": "of the slots that were there in call {last_call} it sees those that are right for row "
-    "{other_row}, which held batch row {held_row} up to that call",
-    "due-to-another": "{due} is the position due to row {other_row}, which held batch row {held_row} up to call "
+    "behind-pad": "the returned token is what the target predicted in the column of a pad",
+    "elsewhere": "the returned token is the target's prediction after token {position} of the row",
+    "elsewhere-of-another": "the returned token is the target's prediction after token {position} of row {other_row}",
+    "slots-of-another": "among the slots that existed in call {last_call}, it attends to those of row {other_row}, "
+    "which was batch row {held_row} up to that call",
+    "due-to-another": "{due} is the correct position id for row {other_row}, which was batch row {held_row} up to call "
     "{last_call}",
-    "counts-nodes": "it counts nodes, not depth: in call {call} the positions of batch row {batch_row} only "
-    "number the nodes of the tree",
-    "other-node": "the target's answer there is in column {right_column} of batch row {batch_row} of call {call}; the "
-    "emitted token is its answer in column {column}, at another node of the tree",
-    "missing-node": "call {call} was not fed any node for position {position}; its answer in column {column} of batch "
-    "row {batch_row} is taken for the one behind that position, as if the node were there and accepted",
-    "unfinished": "the prompt was not yet fed whole: when call {call} answered, positions 0..{last} of 0..{end} had "
-    "been fed; the emitted token is its answer behind position {position}",
-    "neither": "the emitted token is neither the draft token nor the target's prediction there",
-    "window-alone": "only layers with a window are wrong here; the others see exactly the row",
-    "convolution-alone": "only the inputs of the convolution are wrong here; the recurrent state has exactly the row",
+    "counts-nodes": "it counts nodes, not depth: in call {call} the position ids of batch row {batch_row} only number "
+    "the nodes of the tree",
+    "other-node": "the correct prediction is in column {right_column} of batch row {batch_row} of call {call}; the "
+    "returned token is the prediction in column {column}, at another node of the tree",
+    "missing-node": "call {call} has no node for token {position} of the row; its prediction in column {column} of "
+    "batch row {batch_row} is used as if that node were there and accepted",
+    "unfinished": "the prompt was not completely prefilled: when call {call} made this prediction, tokens 0..{last} of "
+    "0..{end} had been fed; the returned token is its prediction after token {position}",
+    "neither": "the returned token is neither the draft token nor the target's prediction there",
+    "window-alone": "only layers with a window are wrong here; the other layers attend to exactly the row",
+    "convolution-alone": "only the inputs of the convolution are wrong here; the recurrent state contains exactly the "
+    "row",
     # why no cause is named
-    "unread-answer": "call {right_call} answered rightly for this token; what was emitted was answered in column "
-    "{column} of batch row {batch_row} of call {other_call}, and it is not known for which token",
-    "no-query": "no query was found that had to predict this token",
-    "no-difference": "a query had to predict this token, but no difference in what it saw explains that its hash is "
-    "wrong",
-    "no-right-query": "no target query that saw exactly its row stands behind this token",
+    "unread-answer": "call {right_call} made the correct prediction for this token; the returned token was predicted "
+    "in column {column} of batch row {batch_row} of call {other_call}, and it is not known for which token",
+    "no-query": "no target query was found that had to predict this token",
+    "no-difference": "a target query had to predict this token, but nothing it attended to explains its wrong "
+    "prediction",
+    "no-right-query": "no target query that attended to exactly the row could have predicted this token",
     "slot-unexplained": "slot {slot} is not what it should be, and no query was found that explains it",
-    "displaced": "the mask shows slot {shown_slot} where the query's own entry is in slot {own_slot}; either may be "
+    "displaced": "the mask shows slot {shown_slot}, but the query's own entry is in slot {own_slot}; either may be "
     "wrong",
-    "outputs-alone": "outputs alone do not show which part is broken; `eqcheck audit` of the decoder does",
-    "beyond-noise": "a token of the row lies {gap} nats below the target's own choice, and {threshold} nats are twice "
-    "the noise; rows with such a token so far: {exceeding} of {counted}; the evidence is 1e{log10}, and 1e6 decides; "
-    "outputs alone do not show which part is broken",
+    "outputs-alone": "outputs alone do not show which part is broken; `Oracle.watch` and `eqcheck audit` do",
+    "beyond-noise": "a token of the row is {gap} nats below the target's own choice, and the noise of this dtype is "
+    "half of {threshold} nats; {exceeding} of {counted} rows so far have such a token; the evidence is 10^{log10}, and "
+    "10^6 decides; outputs alone do not show which part is broken",
     # what a decoder declares
-    "chunk": "chunked: call {call} feeds {tokens:token} of row {row}'s prompt in batch row {batch_row} (positions "
-    "{first_position}..{last_position}), where `prefill_chunk` allows {limit}",
-    "arrival": "late-rows: call {call} feeds row {row} (position {first_position}) in batch row {batch_row} after "
-    "{calls:target call}, where `arrivals` has it wait for {limit}; not done before it: row {waiting}",
-    "prefix-fed": "prefix: call {call} feeds position {first_position} of row {row} in batch row {batch_row}, where "
-    "the cache that is handed over holds the first {length:token} (`prefix_length`)",
-    "prefix-fed-many": "prefix: call {call} feeds positions {first_position}..{last_position} of row {row} in batch "
-    "row {batch_row}, where the cache that is handed over holds the first {length:token} (`prefix_length`)",
-    "unwritten": "preallocated: nothing was ever written into the cache that is handed over for the target, in "
-    "{calls:target call}; call {call} saw {slots:slot}, where the cache has {capacity}",
+    "chunk": "chunked: call {call} feeds {tokens:token} of row {row}'s prompt in batch row {batch_row} (tokens "
+    "{first_position}..{last_position}), but `prefill_chunk` allows {limit}",
+    "arrival": "late-rows: call {call} feeds row {row} (token {first_position}) in batch row {batch_row} after "
+    "{calls:target call}, but `arrivals` makes it wait for {limit}; not done before it: row {waiting}",
+    "prefix-fed": "prefix: call {call} feeds token {first_position} of row {row} in batch row {batch_row}, but the "
+    "given cache already holds the first {length:token} (`prefix_length`)",
+    "prefix-fed-many": "prefix: call {call} feeds tokens {first_position}..{last_position} of row {row} in batch row "
+    "{batch_row}, but the given cache already holds the first {length:token} (`prefix_length`)",
+    "unwritten": "preallocated: nothing was ever written into the given target cache in {calls:target call}; call "
+    "{call} saw {slots:slot}, but the cache has {capacity}",
 }
 
 
@@ -152,7 +154,7 @@ def state(name: str, **facts: int | str) -> Statement:
     """A statement of the table.
 
     >>> state("lost", tokens=2)
-    Statement(detail='the row goes on after 2 missing tokens', facts={'statement': 'lost', 'tokens': 2})
+    Statement(detail='the row continues after 2 missing tokens', facts={'statement': 'lost', 'tokens': 2})
     """
     shown = {key: _Number(value) if isinstance(value, int) else _Numbers(value) for key, value in facts.items()}
     return Statement(STATEMENTS[name].format(**shown), {"statement": name, **facts})
@@ -163,47 +165,61 @@ def together(first: Statement, *others: Statement) -> Statement:
 
     >>> both = together(state("lost", tokens=2), state("eos-of-others", eos_rows="1 3"))
     >>> both.detail, both.facts["also"]
-    ('the row goes on after 2 missing tokens; rows 1 and 3 emitted an EOS in this round', 'eos-of-others')
+    ('the row continues after 2 missing tokens; rows 1 and 3 reached an EOS in this round', 'eos-of-others')
     """
     also = " ".join(str(one.facts["statement"]) for one in others)
     facts = {key: value for one in (*others, first) for key, value in one.facts.items()}
     return Statement("; ".join(one.detail for one in (first, *others)), {**facts, **({"also": also} if also else {})})
 
 
-_AT = {"token": "", "draft": "rejected draft at ", "cut-draft": "cut draft at "}
+_HELD = {"token": "token", "draft": "rejected draft", "cut-draft": "draft after the row's end"}
 
 
 def held(kind: str, row: int | None, position: int | None, last: int | None = None) -> str:
-    """The content of a slot, by its kind, its row and its logical position, or neighbours up to the ``last`` position.
+    """Name the content of a slot for a table: its kind, and for a token its row and logical position.
 
-    >>> held("token", 0, 3, 5), held("other-draft", 1, 3), held("pad", None, None)
-    ('positions 3..5', 'row 1, rejected draft at position 3', 'pad')
+    With ``last``, neighbouring slots hold the positions up to that one.
+
+    >>> held("token", 0, 3, 5), held("other-token", 1, 3), held("other-draft", 1, 3), held("pad", None, None)
+    ('tokens 3..5', 'row 1, token 3', 'row 1, rejected draft', 'pad')
     """
     own = kind.removeprefix("other-")
-    if own not in _AT:
+    if own not in _HELD:
         return kind
-    at = f"position {position}" if last is None else f"positions {position}..{last}"
-    return f"{'' if own == kind else f'row {row}, '}{_AT[own]}{at}"
+    number = "" if own != "token" else f" {position}" if last is None else f" {position}..{last}"
+    several = "s" if last is not None and own != "cut-draft" else ""
+    return f"{'' if own == kind else f'row {row}, '}{_HELD[own]}{several}{number}"
 
 
-def held_within(kind: str, row: int | None, position: int | None, article: str = "the ") -> str:
-    """The same within a sentence.
+def held_within(kind: str, row: int | None, position: int | None, token: int | None = None) -> str:
+    """Name the content of a slot within a sentence.
 
-    >>> held_within("other-draft", 1, 3), held_within("pad", None, None)
-    ('the rejected draft at position 3 of row 1', 'a pad')
+    >>> held_within("other-token", 1, 3), held_within("draft", 0, 3, 62), held_within("pad", None, None)
+    ('token 3 of row 1', 'a rejected draft token (62)', 'padding')
     """
     own = kind.removeprefix("other-")
-    if own not in _AT:
-        return {"pad": "a pad", "draft model": "an entry of the draft model"}.get(kind, kind)
-    draft = f"{article}{_AT[own]}" if _AT[own] else ""
-    return f"{draft}position {position}{'' if own == kind else f' of row {row}'}"
+    of = "" if own == kind else f" of row {row}"
+    shown = "" if token is None else f" ({token})"
+    if own == "token":
+        return f"token {position}{of or ' of the row'}"
+    if own in _HELD:
+        after = " after the row's end" if own == "cut-draft" else ""
+        return f"a {'rejected ' if own == 'draft' else ''}draft token{shown}{of}{after}"
+    named = {
+        "pad": "padding",
+        "draft model": "an entry of the draft model",
+        "target model": "an entry of the target model",
+        "no-model": "numbers that no model wrote",
+        "unknown": "an unknown entry",
+    }
+    return named.get(kind, kind)
 
 
 def said(facts: Mapping[str, int | str]) -> list[str]:
     """The clauses of several statements that were put `together`, made from their facts; none for a single one.
 
     >>> said(together(state("lost", tokens=2), state("calls-end")).facts)
-    ['the row goes on after 2 missing tokens', 'the target is not called after this round']
+    ['the row continues after 2 missing tokens', 'the target is not called after this round']
     """
     if "also" not in facts:
         return []
@@ -215,7 +231,7 @@ def ends_early(emitted: int, limit: int) -> Statement:
     """The statement on a sampled row that ends before its limit and without an EOS.
 
     >>> ends_early(3, 4).detail
-    '3 of 4 tokens were emitted, and the last is no EOS'
+    '3 of 4 tokens were returned, and the last is not an EOS'
     """
     if not emitted:
         return state("nothing-emitted", expected_tokens=limit)
@@ -223,7 +239,7 @@ def ends_early(emitted: int, limit: int) -> Statement:
 
 
 def nothing_expected(e: Explanation) -> bool:
-    """Whether the row is drawn by chance: then no token of it is the right one, and only how it ends may be wrong.
+    """Return whether the row is sampled: then no token of it is the right one, and only how it ends may be wrong.
 
     >>> nothing_expected(Explanation("bookkeeping", "over-length", 0, 1, observed=7, observed_row=(5, 7)))
     True
@@ -240,81 +256,169 @@ def sentence(clause: str) -> str:
     return f"{clause[:1].upper()}{clause[1:]}."
 
 
-_LEAST = 1e-200  # a product of so many chances says no more than that it is none
+_LEAST = 1e-200  # a smaller product of chances is shown as this one
+
+
+def one_in(chance: float) -> str:
+    """Write a small probability as people say it.
+
+    >>> one_in(0.02), one_in(3e-6), one_in(2e-40), one_in(0.0)
+    ('1 in 50', '1 in 300,000', '1 in 10^39', 'less than 1 in 10^200')
+    """
+    if chance < _LEAST:
+        return "less than 1 in 10^200"
+    if chance < 1e-9:
+        return f"1 in 10^{int(-log10(chance))}"
+    odds = 1 / chance
+    digits = max(0, int(log10(odds)))
+    return f"1 in {round(odds / 10**digits) * 10**digits:,}" if odds > 100 else f"1 in {odds:.0f}"
+
+
+def power(value: float) -> str:
+    """Write evidence as people do: as a power of ten from 1,000 on.
+
+    >>> power(0.63), power(41.7), power(1.2e151)
+    ('0.63', '42', '10^151')
+    """
+    if value < 1000:
+        return f"{value:.2g}"
+    return "more than 10^300" if value == inf else f"10^{log10(value):.0f}"
 
 
 def searched(search: Search) -> list[str]:
-    """The result of a search, as clauses.
+    """Say what a search found, as clauses.
 
-    >>> for clause in searched(Search("pads-seen", "pads are seen", 3, 4, 2e-6, tried=390)):
+    >>> for clause in searched(Search("pads-seen", "pads are attended to", 3, 4, 2e-6, tried=390)):
     ...     print(clause)
-    the reference emits 3 of 4 wrong tokens if pads are seen
-    390 edits were tried, and any of them does so by chance with probability 2e-06
+    if pads are attended to, the reference model gives 3 of the 4 wrong tokens
+    390 explanations were tried; the chance that any of them fits by accident is 1 in 500,000
     """
     if not search.surprising:
         return [search.words]
-    cases = f"{many(search.cases, 'case')} like this one, of which {search.wrong_cases} are wrong"
-    where = {"a larger case": "in a larger case ", "cases like this one": f"in {cases}, "}.get(search.of, "")
-    clauses = [f"{where}the reference emits {search.explained} of {search.surprising} wrong tokens if {search.words}"]
+    cases = f"{many(search.cases, 'case')} like this one ({search.wrong_cases} fail)"
+    where = {"a larger case": " in a larger case", "cases like this one": f" in {cases}"}.get(search.of, "")
+    exactly = search.explained == search.surprising
+    tokens = (
+        f"exactly the {many(search.surprising, 'wrong token')}"
+        if exactly
+        else (f"{search.explained} of the {many(search.surprising, 'wrong token')}")
+    )
+    clauses = [f"if {search.words}, the reference model gives {tokens}{where}"]
     if search.chance:
-        chance = max(search.chance, _LEAST)
-        than = "less than " if chance > search.chance else ""
-        sure = f"any of them does so by chance with probability {than}{chance:.1g}"
-        clauses.append(f"{many(search.tried, 'edit')} were tried, and {sure}")
+        tried = "1 explanation was tried" if search.tried == 1 else f"{search.tried:,} explanations were tried"
+        clauses.append(f"{tried}; the chance that any of them fits by accident is {one_in(search.chance)}")
     else:
-        clauses.append("the options forbid a token that was emitted, so this is no chance")
-    return clauses + [f"as much is explained by {rival}" for rival in search.rivals]
+        clauses.append("the options forbid a returned token, so this is not an accident")
+    return clauses + [f"another explanation fits as well: {rival}" for rival in search.rivals]
 
 
-def about_condition(needs: Sequence[str] | None, plain: str) -> str:
-    """The needs of a case that fails, None where they are not known, and whether the fault is the speculation's.
+def needs_words(needs: Sequence[str] | None) -> str:
+    """Name the options that a minimised case needs to fail; empty where that is not known.
 
-    >>> about_condition(("token-budget",), "right")
-    'Needs token-budget. Without speculation the engine is right on this case.'
+    >>> needs_words(()), needs_words(("token-budget", "many-rows"))
+    ('default settings', 'needs token-budget and many rows')
     """
-    wrong_too = "Without speculation the engine is wrong on this case too: the fault is not the speculation's."
     if needs is None:
-        return wrong_too if plain == "wrong too" else ""
-    options, many_rows = [name for name in needs if name != "many-rows"], "many-rows" in needs
-    needed = f"Needs {', '.join(options)}" if options else "Needs no option: it fails at the defaults"
-    needed += ", with many rows." if many_rows else "."
-    if plain == "right":
-        return f"{needed} Without speculation the engine is right on this case."
-    if not plain:
-        return needed
-    return f"{needed} {wrong_too}"
+        return ""
+    names = ["many rows" if name == "many-rows" else name for name in needs]
+    *begin, last = names or [""]
+    return f"needs {', '.join(begin)} and {last}" if begin else f"needs {last}" if last else "default settings"
+
+
+def plain_words(plain: str) -> str:
+    """Say how the engine fares on the case without speculation; empty where that was not tried."""
+    return {
+        "right": "without speculation the engine is correct",
+        "wrong too": "without speculation the engine is wrong, too: this is not a fault of speculation",
+    }.get(plain, "")
 
 
 def reason(e: Explanation) -> str:
-    """All that is said of the cause beside its kind, in one line."""
+    """Say everything about the cause besides its kind, in one line."""
     return e.detail or " ".join(map(sentence, searched(e.search))) if e.search else e.detail
 
 
 def say(d: Deviation) -> str:
-    """One deviation as a clause.
+    """Say one deviation as a clause.
 
     >>> say(Deviation("position", "query-position", 3, 0, 1, token_position=5, expected=5, observed=7))
-    'the query carries position 7 where position 5 is right'
+    "the query's position id is 7, but must be 5"
     """
     if d.origin == "blank":
-        return f"slot {d.slot} was never written and is seen"
+        return f"slot {d.slot} was never written and is attended"
     slot = f"slot {d.slot}"
     return KINDS[d.kind].clause.format(
         slot=slot,
-        at=f"position {d.token_position}",
-        held=_held(d),
-        bare=_held(d, ""),
+        at=f"token {d.token_position} of the row",
+        held=_content(d),
         origin=d.origin,
         reason=f" ({d.origin})" if d.origin else "",
-        seen="" if d.slot is None else f"{slot} is seen, and ",
+        seen="" if d.slot is None else f"{slot} is attended, and ",
         token=d.token,
         expected=d.expected,
         observed=d.observed,
     )
 
 
-def _held(d: Deviation, article: str = "the ") -> str:
+def say_all(deviations: Sequence[Deviation]) -> list[str]:
+    """Say deviations as clauses, neighbours of one kind together.
+
+    >>> def seen(slot, token):
+    ...     return Deviation("cache", "stale-entry", 8, 0, 0, slot, token, source="draft")
+    >>> say_all([seen(6, 72), seen(7, 67)])
+    ['slots 6 and 7 hold rejected draft tokens (72, 67) and are attended']
+    """
+    clauses: list[str] = []
+    for key, group in groupby(deviations, key=_alike):
+        same = list(group)
+        clauses += [_together(same)] if key is not None and len(same) > 1 else map(say, same)
+    return clauses
+
+
+_TOGETHER = {"draft": "rejected draft tokens", "pad": "padding"}
+
+
+def _alike(d: Deviation) -> object:
+    """Return what deviations share that are said in one clause; None for one that is said by itself."""
+    if d.kind == "missing-entry":
+        return d.kind, d.origin
+    if d.kind == "token-hidden":
+        return d.kind
+    if d.kind in ("stale-entry", "pad-visible", "wrong-row") and d.origin != "blank":
+        known = d.source in ("draft", "pad", "other-token")
+        return (d.kind, d.source, d.of_row) if known else None
+    return None
+
+
+def _together(same: Sequence[Deviation]) -> str:
+    first = same[0]
+    tokens = f"tokens {in_order([d.token_position for d in same if d.token_position is not None])} of the row"
+    slots = f"slots {in_order([d.slot for d in same if d.slot is not None])}"
+    if first.kind == "missing-entry":
+        return f"{tokens} are not in the row's cache ({first.origin})"
+    if first.kind == "token-hidden":
+        return f"{slots} hold {tokens} and are masked"
+    if first.source == "other-token":
+        at = in_order([d.of_position for d in same if d.of_position is not None])
+        return f"{slots} hold tokens {at} of row {first.of_row} and are attended"
+    shown = f" ({', '.join(str(d.token) for d in same[:8])}{', ...' if len(same) > 8 else ''})"
+    return f"{slots} hold {_TOGETHER[first.source]}{shown if first.source == 'draft' else ''} and are attended"
+
+
+def in_order(numbers: Sequence[int]) -> str:
+    """Write numbers in a sentence, three or more in a row as a range.
+
+    >>> in_order([6, 7]), in_order([1, 2, 3, 7])
+    ('6 and 7', '1..3 and 7')
+    """
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda one: one[1] - one[0])]
+    shown = [word for run in runs for word in ([f"{run[0]}..{run[-1]}"] if len(run) > 2 else map(str, run))]
+    *begin, last = shown or [""]
+    return f"{', '.join(begin)} and {last}" if begin else last
+
+
+def _content(d: Deviation) -> str:
     """The content of a slot, within a sentence."""
     if d.source == "filler":
-        return f"{d.origin} (id {d.token})"
-    return held_within(d.source, d.of_row, d.of_position, article) or d.origin or "an unknown entry"
+        return f"{d.origin} (token {d.token})"
+    return held_within(d.source, d.of_row, d.of_position, d.token) or d.origin or "an unknown entry"

@@ -1,277 +1,469 @@
-"""Explanations as text: *Let* names the things, *Then* gives the reasons in order, *However* the contradiction."""
+"""An explanation as text, in parts: the case with expected and got, the cause with its slots, what confirms it.
+
+The terminal, Markdown, JUnit and annotations print the parts as `render` lays them out; a page draws the tokens and the
+slots of the same parts itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 from eqcheck.contract.kinds import KINDS
-from eqcheck.explanation.layout import WHOLE, filled, table, wrapped
-from eqcheck.explanation.records import BY_TOKENS, Explanation, Given, Slot, many
-from eqcheck.explanation.statements import about_condition, nothing_expected, said, say, searched, sentence
+from eqcheck.explanation.layout import filled, table
+from eqcheck.explanation.records import BY_TOKENS, Deviation, Explanation, Given, Slot, many
+from eqcheck.explanation.statements import (
+    held,
+    needs_words,
+    nothing_expected,
+    plain_words,
+    said,
+    say_all,
+    searched,
+    sentence,
+)
+from eqcheck.explanation.tokens import compared, shortened
+
+WIDTH = 100  # characters a line, where nothing says how wide the output is
+_TITLE = 13  # characters of the longest title
+_ROWS, _BESIDE, _CLAUSES = 12, 3, 4
+_ALIKE = 3  # so many slots share a line
+_ROUNDS = 24  # whose accepted drafts are listed
+_NOTHING_LEADS = "no part of the sampler stands out"
+_LINES = 6  # of what else is wrong
+_ENDS = ("past-eos", "over-length", "pad-in-output")  # tokens after the end of a row
+_LIMITED = ("premature-stop", "over-length")  # faults for which the limit of the row matters
+_REPAIRS = {
+    "position": "the correct position ids",
+    "mask": "the correct attention mask",
+    "cache": "the correct cache entries",
+}
 
 
-def render(e: Explanation, width: int = WHOLE) -> str:
-    """The text of an explanation, in lines of at most ``width`` characters.
+@dataclass(frozen=True)
+class Part:
+    """One part of an explanation: its title, a ``note`` after the title, sentences, and lines that are laid out.
 
-    >>> from eqcheck.explanation.records import crash
-    >>> print(render(crash("exception", "KeyError", "'x'")))
-    crash/exception:KeyError - the decoder raised
-      KeyError: 'x'
+    ``rows`` are label and line of the rows of tokens of a case, ``slots`` the lines of a table of slots; neither is
+    wrapped.
     """
-    if e.row is None or e.token_index is None:
-        return wrapped(f"{headline(e)}\n  {e.detail}", width)
-    lines = [headline(e), *_laid_out("Let", [_row(e), *_emits(e), *_beside(e), *_others(e)], width)]
-    if e.component == "sampling":  # chance draws the tokens: nothing is expected but what is said of the law
-        return wrapped("\n".join([*lines, *(f"  {sentence(clause)}" for clause in e.said)]), width)
-    if e.component == "unattributed" and e.query and e.repair:
-        lines += [f"  Two opinions: {e.detail}.", "  What was read, which the others do not bear out:"]
-    lines += _laid_out("Then", _then(e), width) + _laid_out("However", _however(e), width) + _witnesses(e)
-    if e.slots:
-        lines += ["", *_picture(e, width)]
-    if e.consequences:
-        lines += ["", "  Also wrong, there or later (not counted):"]
-        lines += [f"    {line}" for line in consequences(e)]
-    return wrapped("\n".join(lines), width)
+
+    title: str
+    note: str = ""
+    sentences: tuple[str, ...] = ()
+    rows: tuple[tuple[str, str, str], ...] = ()
+    slots: tuple[str, ...] = ()
 
 
 def headline(e: Explanation) -> str:
-    """The fingerprint and its meaning."""
-    return f"{e.fingerprint} - {KINDS[e.kind].meaning}"
+    """Return the fingerprint and its meaning.
 
-
-def argument(e: Explanation) -> list[tuple[str, list[str]]]:
-    """The sentences of `render` by the word that they begin with; without rows, witnesses and picture.
-
-    >>> e = Explanation("bookkeeping", "past-eos", 0, 1, observed=7, expected_row=(5,), observed_row=(5, 7))
-    >>> argument(e)[-1]
-    ('However', ['new token 1 is id 7 where the row should have ended.'])
+    >>> headline(Explanation("position", "query-position"))
+    'position/query-position: wrong position id'
     """
-    if e.row is None or e.token_index is None:
-        return [("", [sentence(clause) for clause in e.said])]
-    let = ("Let", [_row(e), *_beside(e)])
-    if e.component == "sampling":
-        return [let, ("However", [sentence(clause) for clause in e.said])]
-    return [let, *([("Then", then)] if (then := _then(e)) else []), ("However", _however(e))]
+    return f"{e.fingerprint}: {KINDS[e.kind].meaning}"
+
+
+def render(e: Explanation, width: int = WIDTH) -> str:
+    """Return the text of an explanation, in lines of at most ``width`` characters.
+
+    >>> from eqcheck.explanation.records import crash
+    >>> print(render(crash("exception", "KeyError", "'x'")))
+    crash/exception:KeyError: the decoder raised an exception
+      Error
+        KeyError: 'x'
+    """
+    width = min(width, WIDTH)
+    return "\n".join([filled(headline(e), width, 2), *laid_out(parts(e, width=width), width)])
+
+
+def explained(e: Explanation, needs: Sequence[str] | None, plain: str, width: int = WIDTH) -> str:
+    """Return the text of an explanation whose case was made small (``needs`` is not None) and tried without drafts."""
+    width = min(width, WIDTH)
+    return "\n".join([filled(headline(e), width, 2), *laid_out(parts(e, needs, plain, width), width)])
 
 
 def kinds_known(e: Explanation) -> bool:
-    """Whether it is of kinds that this eqcheck has, so that it can be told anew."""
+    """Return whether this eqcheck has all kinds of the explanation, so that its text can be made again."""
     return {e.kind, *(deviation.kind for deviation in e.deviations)} <= KINDS.keys()
 
 
-def explained(e: Explanation, needs: Sequence[str] | None, plain: str, width: int = WHOLE) -> str:
-    """The text of an explanation, and `about_condition` where something is known of that."""
-    condition = about_condition(needs, plain) if plain or needs else ""
-    return render(e, width) + (wrapped(f"\n  {condition}", width) if condition else "")
+def parts(
+    e: Explanation, needs: Sequence[str] | None = None, plain: str = "", width: int = WIDTH, brief: bool = False
+) -> list[Part]:
+    """Return the parts of an explanation in order: the case, the cause, what confirms it, what else is wrong.
+
+    ``needs`` are the options without which the case does not fail, None where it was not made small; ``plain`` is how
+    the engine does without speculation. ``brief``: without slots that are as they should be, and what else is wrong.
+    """
+    found = [_case(e, needs, plain, width), *_causes(e, width, brief), _confirmed(e)]
+    if e.consequences and not brief:
+        found.append(Part("Also wrong", ", ".join(consequences(e))))
+    return [part for part in found if part is not None]
 
 
-def _laid_out(begin: str, sentences: Sequence[str], width: int) -> list[str]:
-    """Sentences below one another, behind the word that the first begins with."""
-    head = f"  {begin + ',' if begin == 'However' else begin:<5} "
-    first, *others = sentences or [""]
-    return [filled(head + first, width, len(head)), *(" " * len(head) + more for more in others)] * bool(sentences)
+def laid_out(found: Sequence[Part], width: int = WIDTH) -> list[str]:
+    """Return the lines of parts: a title with its note, then sentences, rows and slots further in.
 
-
-def _witnesses(e: Explanation) -> list[str]:
-    """The witnesses of an asserted cause beside the reading."""
-    if e.component == "unattributed":
-        return []
-    beside = e.component == "bookkeeping" and e.repair is not None and (e.repair.restores or e.repair.mends)
-    # A repair changes other answers as well, and a wrong choice among them may be right.
-    aside = ", which proves nothing where tokens are chosen wrongly" if beside else ""
-    lines = [f"  Repair{' agrees' if e.repair_confirms else ''}: {e.repair}{aside}."] if e.repair else []
-    same, other, none = e.permuted
-    if tried := same + other + none:
-        right = f"; {none} {'is' if none == 1 else 'are'} right" if none else ""
-        lines.append(f"  Other ids: {same} of {tried} cases with other ids show the same{right}.")
+    >>> print("\\n".join(laid_out([Part("Confirmed", "so it is"), Part("Cause", sentences=("One.", "Two."))])))
+      Confirmed      so it is
+      Cause
+        One.
+        Two.
+    """
+    lines: list[str] = []
+    for part in found:
+        head = f"  {part.title:<{_TITLE}}  {part.note}" if part.note else f"  {part.title}"
+        lines.append(filled(head, width, _TITLE + 4))
+        labels = [max((len(row[at]) for row in part.rows), default=0) for at in (0, 1)]
+        for first, second, line in part.rows:
+            lines.append(f"    {first:<{labels[0]}}   {second:<{labels[1]}}  {line}".rstrip())
+        lines += [filled(f"    {line}", width, 4) for text in part.sentences for line in text.split("\n")]
+        lines += [f"    {line}".rstrip() for line in part.slots]
     return lines
 
 
-def _emits(e: Explanation) -> list[str]:
-    """The ids that the row emits, and the ids that it is expected to emit, where any are."""
-    expected, observed = (ids(row, e.token_index) for row in (e.expected_row, e.observed_row))
-    if e.component == "sampling":
-        return [f"It emits ids {expected}, and then ids {observed}." if e.expected_row else f"It emits ids {observed}."]
-    if nothing_expected(e):
-        return [f"It emits ids {observed}."]
-    return [f"It is expected to emit ids {expected}.", f"It is observed to emit ids {observed}."]
+# The case.
 
 
-def _others(e: Explanation) -> list[str]:
-    """The other rows of the case that are wrong."""
-    rows = [str(row) for row in e.wrong_rows if row != e.row and e.component != "sampling"]
-    if len(rows) < 2:
-        return [f"Row {row} is wrong, too." for row in rows]
-    *begin, last = rows if len(rows) <= _ROWS else [*rows[:_ROWS], f"{len(rows) - _ROWS} more"]
-    return [f"Rows {', '.join(begin)} and {last} are wrong, too."]
+def _case(e: Explanation, needs: Sequence[str] | None, plain: str, width: int) -> Part | None:
+    """The case: how many requests of which kind, and the tokens of the row that is wrong."""
+    given, title = e.given, "Smallest case" if needs is not None else "Case"
+    of_row = e.row is not None and e.token_index is not None
+    if not of_row and given is None and needs is None and not plain:
+        return None
+    without = plain_words(plain)
+    note = "; ".join(filter(None, (", ".join(_asked_of_all(e, needs)), without)))
+    rows: list[tuple[str, str, str]] = []
+    if of_row:
+        name = f"request {e.row}"
+        if given is not None:
+            rows.append((name, "prompt", shortened(given.prompt)))
+            rows += [("", "options", ", ".join(options))] if (options := _options(e)) else []
+        else:
+            rows.append((name, "", ""))
+        assert e.token_index is not None
+        expected = None if nothing_expected(e) else e.expected_row
+        room = max(20, width - len(name) - 19)
+        for label, line in compared(expected, e.observed_row, e.token_index, room, _note_of(e)):
+            rows.append(("", label, line))
+        rows += _others(e)
+    return Part(title, note, rows=tuple(rows))
 
 
-def _row(e: Explanation) -> str:
+def _asked_of_all(e: Explanation, needs: Sequence[str] | None) -> list[str]:
+    """Describe what holds for the whole case."""
     given = e.given
+    count = (given.requests or len(given.rows)) if given else 0
+    words = [many(count, "request")] if count else []
+    words += [named] if (named := needs_words(needs)) and (needs or e.search) else []
     if given is None:
-        return f"row {e.row} be the one at fault."
-    own = given.rows[e.row] if e.row is not None and e.row < len(given.rows) else None
-    known = _asked(own or given)
-    known += [] if given.pad_token_id is None else [f"pad id {given.pad_token_id}"]
-    known += [] if given.eos_token_ids is None else [eos_words(given.eos_token_ids)]
-    known += [] if given.num_draft_tokens is None else [f"K = {given.num_draft_tokens}"]
-    return f"row {e.row} have the prompt ids {', '.join([ids(given.prompt), *known])}."
+        return words
+    words += [] if given.num_draft_tokens is None else [f"K = {given.num_draft_tokens}"]
+    accepts = [row.accepts for row in given.rows if row.accepts is not None]
+    if accepts and not any(count for row in accepts for count in row):
+        words.append("every draft rejected")
+    return words
 
 
-def _beside(e: Explanation) -> list[str]:
-    """The prompts and options of the other rows of the case."""
-    if e.given is None:
-        return []
-    lines, beside = [], [(number, one) for number, one in enumerate(e.given.rows) if number != e.row]
+def _options(e: Explanation) -> list[str]:
+    """The options of the wrong row, as far as they may matter for what is wrong."""
+    given = e.given
+    assert given is not None
+    own = given.rows[e.row] if e.row is not None and e.row < len(given.rows) else given
+    shown = {e.expected, e.observed, *e.expected_row, *e.observed_row}
+    words = [] if own.limit is None or e.kind not in _LIMITED else [f"max_new_tokens {own.limit}"]
+    words += [own.sampling] if own.sampling else []
+    words += _accepted(own)
+    eos = own.eos_token_ids if own.eos_token_ids is not None else given.eos_token_ids
+    words += [eos_words(eos)] if eos and (shown & set(eos) or e.kind in ("past-eos", "premature-stop")) else []
+    if given.pad_token_id is not None and (
+        given.pad_token_id in shown or any(slot.kind == "pad" and slot.visible for slot in e.slots)
+    ):
+        words.append(f"pad id {given.pad_token_id}")
+    return words
+
+
+def _others(e: Explanation) -> list[tuple[str, str, str]]:
+    """The other requests of the case, and which of them are wrong, too."""
+    wrong = [row for row in e.wrong_rows if row != e.row and e.component != "sampling"]
+    beside = [(number, one) for number, one in enumerate(e.given.rows) if number != e.row] if e.given else []
+    rows = []
     for number, one in beside[:_BESIDE]:
-        own_eos = [eos_words(one.eos_token_ids)] if one.eos_token_ids not in (None, e.given.eos_token_ids) else []
-        lines.append(f"Row {number} has the prompt ids {', '.join([ids(one.prompt), *_asked(one), *own_eos])}.")
-    more = len(beside) - _BESIDE
-    return [*lines, *([f"The case has {many(more, 'more row')}."] if more > 0 else [])]
+        about = [*_accepted(one), *([one.sampling] if one.sampling else []), *["wrong, too"] * (number in wrong)]
+        text = shortened(one.prompt) + (f"   ({', '.join(about)})" if about else "")
+        rows.append((f"request {number}", "prompt", text))
+    left = [number for number in wrong if number not in dict(beside[:_BESIDE])]
+    if more := len(beside[_BESIDE:]):
+        rows.append(("", "", f"and {many(more, 'more request')}{f'; wrong, too: {_numbers(left)}' if left else ''}"))
+    elif left:
+        rows.append(("", "", f"wrong, too: request{'s' * (len(left) > 1)} {_numbers(left)}"))
+    return rows
 
 
-def _asked(row: Given) -> list[str]:
-    accepted = []
-    if row.accepts is not None:
-        by_round = " ".join(map(str, row.accepts[:_LONG]))
-        accepted = [f"accepts {by_round} by round" if any(row.accepts) else "accepts none"]
-    limit = [] if row.limit is None else [f"limit {row.limit}"]
-    return [*limit, *([row.sampling] if row.sampling else []), *accepted]
-
-
-def eos_words(ids: tuple[int, ...] | None) -> str:
-    """The EOS ids of a row, in words."""
-    shown = " ".join(map(str, ids or ()))
-    return f"EOS id{'s' * (len(ids) > 1)} {shown}" if ids else "no EOS id"
-
-
-def _then(e: Explanation) -> list[str]:
-    where = f" (round {e.round} of the row)" if e.round else ""
-    if e.query is None and nothing_expected(e):
+def _accepted(row: Given) -> list[str]:
+    """The draft tokens that the case has accepted of a row, by round, in words."""
+    if not row.accepts or not any(row.accepts):
         return []
-    if e.query is None:
-        first = f"new token {e.token_index} is the first that differs{where}"
-        basis = e.detail if e.component == "unattributed" else e.basis
-        return [f"{first}, {BY_TOKENS}."] if basis in ("", BY_TOKENS) else [f"{first}.", sentence(basis)]
+    more = " ..." if len(row.accepts) > _ROUNDS else ""
+    return [f"accepted drafts by round {' '.join(map(str, row.accepts[:_ROUNDS]))}{more}"]
+
+
+def _numbers(rows: Sequence[int]) -> str:
+    shown = [str(row) for row in rows[:_ROWS]] + ([f"{len(rows) - _ROWS} more"] if len(rows) > _ROWS else [])
+    *begin, last = shown
+    return f"{', '.join(begin)} and {last}" if begin else last
+
+
+def _note_of(e: Explanation) -> str:
+    """Describe what else the wrong token is: the pad id, an EOS, a draft token."""
+    marks = []
+    for token, name in ((e.expected, "expected"), (e.observed, "got")):
+        kind = _meaning(e, token)
+        if kind and e.expected != e.observed:
+            marks.append(f"{name} {kind}" if not nothing_expected(e) else kind)
+    if e.observed is not None and e.observed in e.drafted:
+        marks.append("got a draft token")
+    return f" ({', '.join(marks)})" if marks else ""
+
+
+def _meaning(e: Explanation, token: int | None) -> str:
+    given = e.given
+    if given is None or token is None:
+        return ""
+    own = given.rows[e.row] if e.row is not None and e.row < len(given.rows) else given
+    eos = own.eos_token_ids if own.eos_token_ids is not None else given.eos_token_ids
+    return "an EOS" if token in (eos or ()) else "the pad id" if token == given.pad_token_id else ""
+
+
+def eos_words(tokens: tuple[int, ...] | None) -> str:
+    """Name the EOS ids of a row.
+
+    >>> eos_words((9, 11)), eos_words(())
+    ('EOS 9 11', 'no EOS')
+    """
+    return f"EOS {' '.join(map(str, tokens))}" if tokens else "no EOS"
+
+
+# The cause.
+
+
+def _causes(e: Explanation, width: int, brief: bool) -> list[Part]:
+    if e.component == "crash":
+        return [Part("Error", sentences=(e.detail,))]
+    slots = tuple(_picture(e, width - 4, brief)) if e.slots else ()
+    if e.component == "unattributed" and e.query is not None and e.repair is not None:
+        read = Part("Read", "from the cache, but not confirmed:", tuple(_read(e)), slots=slots)
+        return [Part("Cause unknown", sentences=(f"{sentence(e.detail)}",)), read]
+    sentences = [*_read(e), *_told(e)]
+    if e.of_law:
+        named = 1 if "likelier" in e.facts else 0  # the first sentence is the cause, where there is one
+        cause = Part("Likely cause", sentences=tuple(sentences[:1])) if named else Part("Cause unknown", _NOTHING_LEADS)
+        return [cause, Part("Evidence", sentences=tuple(sentences[named:]))]
+    return [Part(_certainty(e), sentences=tuple(sentences), slots=slots)]
+
+
+def _certainty(e: Explanation) -> str:
+    """Say how sure the cause is, in the words that every report uses."""
+    if e.component == "unattributed":
+        return "Cause unknown"
+    if e.component == "sampling" and e.search is None:
+        return "Evidence"  # one case that chance cannot give
+    return "Likely cause" if e.search is not None else "Cause"
+
+
+def _read(e: Explanation) -> list[str]:
+    """Describe what the query at fault was fed and what it attended to, and what is wrong with that."""
     q = e.query
+    if q is None:
+        return []
     row = e.deviations[0].row if e.deviations else e.row
-    seen = f"positions {q.sees_from}..{q.logical_position}, each once"
-    by_reading = "By that reading this" if e.component == "unattributed" else "This"
+    where = f" (round {e.round})" if e.round else ""
+    several = e.given is not None and len(e.given.rows) > 1
+    place = f" in column {q.column} of batch row {q.call_row}" if several or q.column or q.call_row else ""
+    own = f"It is token {q.logical_position} of {'the row' if row == e.row else f'row {row}'}"
+    call = f"Target call {q.call}{where} feeds token {q.token}{place}"
+    first, rest = (e.deviations[0], e.deviations) if e.deviations else (None, ())
+    if first is not None and first.kind == "query-position":
+        right = f"so its position id must be {first.expected}"
+        lines = [f"{call} with position id {first.observed}. {own}, {right}.", *_offset(e, first)]
+        rest = rest[1:]
+    else:
+        seen = f"tokens {q.sees_from}..{q.logical_position}, each once" if q.logical_position else "itself only"
+        lines = [f"{call}. {own} and must attend to {seen}."]
+    clauses = say_all(rest)
+    lines += map(sentence, clauses[:_CLAUSES])
+    if len(clauses) > _CLAUSES:
+        lines.append(f"{len(clauses) - _CLAUSES} more of what it attends to is wrong.")
+    if e.detail and e.component != "unattributed":
+        lines += [sentence(clause) for clause in (said(e.facts) or [e.detail])]
+    if shift := shifted(e):
+        lines.append(shift)
+    if e.expected == e.observed and not nothing_expected(e):  # a wrong context that led to the right token
+        lines.append(f"New token {e.token_index} is correct all the same.")
+    return lines
+
+
+def _offset(e: Explanation, d: Deviation) -> list[str]:
+    """Say that the position id is too high by as many as there are masked rejected drafts before the token.
+
+    Only where nothing else is known of it, and where the padding does not have the same number.
+    """
+    q = e.query
+    own = next((s.index for s in e.slots if q and (s.kind, s.of_position) == ("token", q.logical_position)), None)
+    if e.detail or own is None or d.observed is None or d.expected is None:
+        return []
+    masked: dict[str, list[int]] = {"draft": [], "pad": []}
+    for slot in e.slots:
+        if slot.kind in masked and slot.index is not None and slot.index < own:
+            masked[slot.kind] += [] if slot.visible or slot.expected_visible else [slot.index]
+    off, slots = d.observed - d.expected, masked["draft"]
+    if off <= 0 or len(slots) != off or len(masked["pad"]) == off:
+        return []
+    if off == 1:
+        masked_one = f"The rejected draft in slot {slots[0]} is masked, as it should be"
+        return [f"{masked_one}; the position id is 1 too high, as if it still counted."]
     return [
-        f"call {q.call}{where} feeds {_id(q.token, e)} in column {q.column} of batch row {q.call_row}.",
-        f"{by_reading} query stands for position {q.logical_position} of row {row}.",
-        f"It should see {seen if q.logical_position else 'position 0 alone'}.",
+        f"The {off} rejected drafts in slots {_numbers(slots)} are masked, as they should be; the position id is {off} "
+        "too high, as if they still counted."
     ]
 
 
-def _however(e: Explanation) -> list[str]:
-    drawn = nothing_expected(e)
-    if e.query is None:
-        clauses = [_difference(e)]
-        clauses += said(e.facts) or ([e.detail] if e.detail and (drawn or e.component != "unattributed") else [])
-        clauses += searched(e.search) if e.search else []
-    else:
-        doubt = "by that reading " if e.component == "unattributed" else ""
-        clauses = [doubt + say(d) for d in e.deviations[:3]]
-        if len(e.deviations) > 3:
-            clauses.append(f"the query shows this {many(len(e.deviations) - 3, 'time')} more")
-        clauses += [e.detail] if e.detail and e.component != "unattributed" else []
-        even = e.expected == e.observed  # a wrong context that led to the right token
-        clauses.append(f"even so, new token {e.token_index} is right" if even and not drawn else _difference(e))
-    return [f"{clauses[0]}.", *map(sentence, clauses[1:])]
+def _told(e: Explanation) -> list[str]:
+    """The cause where no query is at fault: what the tokens or a search show."""
+    if e.query is not None:
+        return []
+    lines = []
+    if e.component != "unattributed" and e.basis not in ("", BY_TOKENS):
+        lines.append(sentence(e.basis))
+    lines += [sentence(clause) for clause in (said(e.facts) or e.said)]
+    if e.search is not None:
+        lines += [sentence(clause) for clause in searched(e.search)]
+        if e.search.surprising:
+            lines.append("The engine's internals were not read.")
+    return lines or ["Nothing shows which part is broken."]
 
 
-def _difference(e: Explanation) -> str:
-    """The first difference of the row as a clause."""
-    right = _id(e.expected, e)
-    if e.observed is None:
-        known = "" if nothing_expected(e) else f", where {right} is right"
-        return f"the row ends before new token {e.token_index}{known}"
-    wrong = f"new token {e.token_index} is {_id(e.observed, e, observed=True)}"
-    if nothing_expected(e) and e.kind not in _ENDS:
-        return f"{wrong}, which was drawn"
-    return f"{wrong} where {right} is right" if e.expected is not None else f"{wrong} where the row should have ended"
+# The lines that confirm it.
+
+
+def _confirmed(e: Explanation) -> Part | None:
+    """Describe what repair and copies of the case with other tokens showed."""
+    if e.component == "unattributed":
+        return None
+    lines = []
+    if e.repair is not None and e.repair_confirms:
+        lines.append(sentence(str(e.repair)))
+    elif e.repair is not None and e.repair.failed:
+        lines.append(f"The repair could not be tried ({e.repair.failed}).")
+    elif e.repair is not None and e.component == "bookkeeping" and (e.repair.restores or e.repair.mends):
+        # A repair changes other predictions as well, and a wrong choice among them may be right.
+        lines.append(f"{sentence(str(e.repair))[:-1]}, which proves nothing where tokens are chosen wrongly.")
+    same, other, none = e.permuted
+    if tried := same + other + none:
+        copies = f"{same} of {tried} copies of the case with other tokens fail in the same way"
+        lines.append(copies + (f"; {none} {'is' if none == 1 else 'are'} correct" if none else "") + ".")
+    return Part("Confirmed", " ".join(lines)) if lines else None
 
 
 def consequences(e: Explanation) -> list[str]:
-    """The deviations beside the cause, there or later: a line for each call and kind, and how often."""
+    """List what else is wrong, in this call or later: an entry for each call and kind, and how often."""
     groups: dict[tuple[int, str], int] = {}
     for deviation in e.consequences:
         key = (deviation.call, deviation.fingerprint)
         groups[key] = groups.get(key, 0) + 1
-    lines = [f"call {call}: {fingerprint} x{count}" for (call, fingerprint), count in groups.items()]
-    return lines[:6] + ([f"and {len(lines) - 6} more"] if len(lines) > 6 else [])
+    lines = [
+        f"{fingerprint} in call {call}{f' ({count} times)' if count > 1 else ''}"
+        for (call, fingerprint), count in groups.items()
+    ]
+    return lines[:_LINES] + ([f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else [])
 
 
-def _picture(e: Explanation, width: int) -> list[str]:
+# The slots.
+
+
+def slot_lines(e: Explanation) -> list[list[object]]:
+    """Return the row's cache at the query at fault: mark, slot, content, token, position id, attended.
+
+    Neighbours that are as they should be, and alike, share a line; ``mark`` is empty for them.
+    """
     rows: list[list[object]] = []
-    for number, slot in enumerate(e.slots):
-        if 0 < number < len(e.slots) - 1 and all(_idle(s) for s in e.slots[number - 1 : number + 2]):
-            rows += [["..."]] if rows[-1] != ["..."] else []
-            continue
-        seen, right = _seen(slot.visible), _seen(slot.expected_visible)
-        position = "-" if slot.expected_position is None else str(slot.expected_position)
-        wrong = slot.torn or seen != right or (slot.visible and position != str(slot.position))
-        index = "none" if slot.index is None else slot.index
-        blank = slot.holds == "blank"
-        held = "-" if slot.position is None or blank else slot.position
-        shown = "-" if blank else _marked(slot.token, e)
-        rows.append([index, slot.holds, shown, held, position, seen, right, "<--" if wrong else ""])
-    headers = ["slot", "holds", "id", "position", "should be", "seen", "should be", ""]
-    short = ["slot", "holds", "id", "at", "right", "seen", "right", ""]
-    drawn = table([[*row, *[""] * (8 - len(row))] for row in rows], headers, width - 2, short, tablefmt="plain")
-    lines = ["  " + line.rstrip() for line in drawn.splitlines()]
-    return lines + ([f"  {shifted(e)}"] if shifted(e) else [])
+    for alike, group in groupby(enumerate(e.slots), key=lambda one: _likeness(*one)):
+        slots = [slot for _, slot in group]
+        if alike is not None and len(slots) >= _ALIKE:
+            rows.append(_folded(slots))
+        else:
+            rows += [_line(slot) for slot in slots]
+    return rows
+
+
+def _picture(e: Explanation, width: int, brief: bool) -> list[str]:
+    rows = slot_lines(e)
+    if brief:
+        gap: list[object] = ["", "...", "", "", "", ""]
+        rows = [row for row, _ in groupby(row if row[0] else gap for row in rows)]
+    headers = ["", "slot", "holds", "token", "position id", "attended"]
+    short = ["", "slot", "holds", "token", "pos. id", "att."]
+    return table(rows, headers, width, short, tablefmt="plain").splitlines()
+
+
+def _likeness(number: int, slot: Slot) -> object:
+    """Return what correct neighbours share; None for a slot that gets a line of its own."""
+    if _wrong(slot) or slot.index is None:
+        return None
+    if slot.kind != "token" or slot.of_position is None or slot.position is None:
+        return slot.kind, slot.of_row, slot.visible
+    return slot.of_row, slot.of_position - number, slot.position - number, slot.visible
+
+
+def _wrong(slot: Slot) -> bool:
+    misplaced = slot.visible and slot.expected_position not in (None, slot.position)
+    return slot.torn or slot.visible != slot.expected_visible or misplaced
+
+
+def _folded(slots: Sequence[Slot]) -> list[object]:
+    """A line for neighbours that are alike."""
+    first, last = slots[0], slots[-1]
+    token, position = _line(first)[3:5]
+    if first.kind != "blank":
+        token = f"{first.token} .. {last.token}" if first.token != last.token else first.token
+        position = "-" if first.position is None else f"{first.position}..{last.position}"
+    if first.kind == "pad" and first.position == last.position:
+        position = first.position
+    holds = (
+        held(first.kind, first.of_row, first.of_position, last.of_position) if first.kind == "token" else _holds(first)
+    )
+    return ["", f"{first.index}..{last.index}", holds, token, position, _attended(first)]
+
+
+def _line(slot: Slot) -> list[object]:
+    marked, index = ">" if _wrong(slot) else "", "none" if slot.index is None else slot.index
+    if slot.kind == "blank":
+        return [marked, index, _holds(slot), "-", "-", _attended(slot)]
+    position = "-" if slot.position is None else str(slot.position)
+    if slot.visible and slot.expected_position not in (None, slot.position):
+        position += f", must be {slot.expected_position}"
+    return [marked, index, _holds(slot), slot.token, position, _attended(slot)]
+
+
+def _holds(slot: Slot) -> str:
+    return ("never written" if slot.kind == "blank" else slot.holds) + (", torn" if slot.torn else "")
+
+
+def _attended(slot: Slot) -> str:
+    if slot.visible == slot.expected_visible:
+        return "yes" if slot.visible else "no"
+    return "yes, must be no" if slot.visible else "no, must be yes"
 
 
 def shifted(e: Explanation) -> str:
-    """A sentence on the shift that all right positions of the row have, where its family forgives one; else empty."""
+    """Say by how much all position ids of the row are shifted, where its model family allows that; else empty."""
     offsets = {
         slot.expected_position - slot.of_position
         for slot in e.slots
         if slot.expected_position is not None and slot.of_position is not None and slot.kind == "token"
     }
     if len(offsets) == 1 and (offset := offsets.pop()):
-        subject = "By that reading all" if e.component == "unattributed" else "All"
-        return f"{subject} positions of the row are shifted by {offset:+d}, which models of this family forgive."
+        return f"All position ids of the row are shifted by {offset:+d}, which this model family allows."
     return ""
-
-
-def _idle(slot: Slot) -> bool:
-    """Whether a slot was never written, is hidden, and rightly so."""
-    return slot.holds == "blank" and not slot.visible and not slot.expected_visible
-
-
-def _seen(visible: bool) -> str:
-    return "yes" if visible else "no"
-
-
-def ids(row: tuple[int, ...], mark: int | None = None) -> str:
-    """Ids in a line, the one at ``mark`` in brackets; of a long row the ends and what is around the mark."""
-    shown = [f"[{token}]" if at == mark else str(token) for at, token in enumerate(row)]
-    if mark is not None and mark >= len(row):
-        shown.append("[end]")
-    if len(shown) <= _LONG:
-        return " ".join(shown)
-    near = range(0) if mark is None else range(mark - _END, mark + _END + 1)
-    kept = [at for at in range(len(shown)) if at < _END or at >= len(shown) - _END or at in near]
-    words = [f"... {shown[at]}" if at and at - 1 not in kept else shown[at] for at in kept]
-    return f"{' '.join(words)} ({len(row)} ids)"
-
-
-_LONG, _END, _ROWS, _BESIDE = 24, 6, 12, 5
-_ENDS = ("past-eos", "over-length", "pad-in-output")  # tokens that stand behind the end of a row
-
-
-def _id(token: int | None, e: Explanation, observed: bool = False) -> str:
-    """An id in words."""
-    return f"id {_marked(token, e, observed)}"
-
-
-def _marked(token: int | None, e: Explanation, observed: bool = False) -> str:
-    """An id with what it is besides: the pad id, an EOS, or what the draft proposed there."""
-    given = e.given
-    marks = ["pad id"] if given and token == given.pad_token_id else []
-    marks += ["EOS"] if given and token in (given.eos_token_ids or ()) else []
-    marks += ["draft token"] if observed and token in e.drafted else []
-    return f"{token} ({', '.join(marks)})" if marks else str(token)

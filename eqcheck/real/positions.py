@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from eqcheck.contract.cache_names import cache_argument
 from eqcheck.hashlm.hashing import Ints
 from eqcheck.real.tap import Watched
 
@@ -55,7 +56,8 @@ class Positions:
         return positions
 
     def _distance(self, expected: torch.Tensor, key: torch.Tensor) -> float:
-        return float((expected - key).norm() / expected.norm().clamp_min(1e-12))
+        distance = (expected - key).norm() / expected.norm().clamp_min(1e-12)
+        return float(distance.detach())  # torch warns where a tensor with a gradient becomes a number
 
     def _nearest(self, token: int, position: int, key: torch.Tensor) -> int:
         reach = range(-_BELOW, max(position, 0) + _BEYOND)
@@ -86,6 +88,7 @@ class Positions:
             self._keys[pair] = key
 
     def _forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
+        base = self.watched.base
         mask = torch.eye(tokens.shape[1], dtype=torch.bool)[None, None]
-        options = {"position_ids": positions, "attention_mask": mask, "past_key_values": DynamicCache()}
-        return self.watched.base(input_ids=tokens, use_cache=True, **options)
+        options = {"position_ids": positions, "attention_mask": mask, **cache_argument(base, DynamicCache())}
+        return base(input_ids=tokens, use_cache=True, **options)

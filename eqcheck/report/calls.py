@@ -17,13 +17,13 @@ from rich.text import Text
 
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import held
-from eqcheck.explanation.text import ids
+from eqcheck.explanation.tokens import shortened
 from eqcheck.report.picture import Stage, cell, committed, stages
 from eqcheck.result.story import DrawnDecode, DrawnRow, DrawnSlot
 
 _ROWS, _GROUPS = 8, 24  # of rounds and outputs, and of slots in a cache; more are shortened
 _WIDE = 118  # characters, where nothing says how wide the terminal is
-_FOLDED = ("stands for", "holds", "ids", "drafted", "committed")  # columns that may have several lines
+_FOLDED = ("is", "holds", "tokens", "drafted", "committed")  # columns that may have several lines
 _SIGNS = {  # how a query stands to a slot
     "seen": ("#", "blue"),
     "unseen": (".", "bright_black"),
@@ -33,14 +33,11 @@ _SIGNS = {  # how a query stands to a slot
     "unseen-unjudged": ("-", "bright_black"),
 }
 _ABOUT = (
-    "Every call of the decoder, step by step. A row of a call has its queries first, then its slots as they see them, "
-    "their own tokens among them: # is seen and should be, . is hidden and should be, X is seen and should not be, O "
-    "is hidden and should be seen; where it is not known what is right, + is seen and - is hidden. A wrong position or "
-    "answer has the right one behind it; a query is right if it saw exactly its row, - where that is not known. "
-    "`position 3` in a slot is the token of the row there; the column `position` is what it carries; a cut draft in a "
-    "slot lies behind the end of its row. A draft is cut where the target agreed with it and the row does not have it, "
-    "as behind an EOS or the limit; over-accepted where the row has it and the target answered another id. The tokens "
-    "that a row has after a call are read from its later input; the first wrong id is in brackets."
+    "Every call, step by step: the queries of each row, then its slots as these queries attend to them. "
+    "# attended, as it should be; . masked, as it should be; X attended, must be masked; O masked, must be attended; "
+    "+ and - attended and masked where the correct context is not known. A wrong position id or prediction is followed "
+    "by the correct one. Drafts: cut = accepted by the target but after the row's end; over-accepted = returned though "
+    "the target predicted another token. The first wrong token is in brackets."
 )
 _PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 
@@ -71,8 +68,8 @@ def parts(decode: DrawnDecode) -> Iterator[RenderableType]:
         yield from _call(stage)
         for row, had, _ in stage.after:
             wrong = decode.wrongly_committed(row)
-            shown = ids(had, wrong if wrong is not None and wrong < len(had) else None)
-            yield Text(f"  after it row {row} has {many(len(had), 'new token')}: ids {shown}")
+            shown = shortened(had, wrong if wrong is not None and wrong < len(had) else None)
+            yield Text(f"  after it row {row} has {many(len(had), 'new token')}: {shown}")
     yield Text()
     at_fault = decode.story.row if decode.story else None
     for row, rounds in enumerate(decode.rounds):
@@ -84,9 +81,9 @@ def parts(decode: DrawnDecode) -> Iterator[RenderableType]:
         yield Text("The decoder returned no rows.")
     for row, output in enumerate(decode.returned or ()):
         wrong = decode.first_wrong(row)
-        yield Text(f"returned for row {row}: {many(len(output), 'new token')}, ids {ids(output, wrong)}")
+        yield Text(f"returned for row {row}: {many(len(output), 'new token')}: {shortened(output, wrong)}")
         if wrong is not None:
-            yield Text(f"  right for row {row} are ids {ids(decode.expected[row], wrong)}", style="bold red")
+            yield Text(f"  expected for row {row}: {shortened(decode.expected[row], wrong)}", style="bold red")
     if decode.note:
         yield Text(f"\n{decode.note}")
 
@@ -94,12 +91,12 @@ def parts(decode: DrawnDecode) -> Iterator[RenderableType]:
 def _call(stage: Stage) -> Iterator[RenderableType]:
     call = stage.call
     rows, slots = len(call.rows) + call.left_out, len(call.rows[0].slots) if call.rows else 0
-    given = ", made before the decoder began" if call.given else ""
+    given = ", made before the decoder started" if call.given else ""
     head = Text(f"call {call.number}, {call.model}: {many(rows, 'row')}, {many(slots, 'slot')}{given}", style="bold")
-    yield head.append("   <-- here it goes wrong", style="bold red") if stage.fault else head
+    yield head.append("   <-- goes wrong here", style="bold red") if stage.fault else head
     for row in call.rows:
         round_ = f", round {row.round}" if row.round else ""
-        name = "no row is recognised" if row.row is None else f"row {row.row}{round_}"
+        name = "row not recognised" if row.row is None else f"row {row.row}{round_}"
         yield Text(f"  batch row {row.batch_row} ({name})")
         yield _queries(row, stage.column if stage.at == row.batch_row else None)
         yield _slots(row)
@@ -117,7 +114,7 @@ def _table(*headers: str) -> Table:
 
 def _queries(row: DrawnRow, marked: int | None) -> Table:
     """A line for each column: what it stands for, and whether what it saw is right."""
-    table = _table("column", "stands for", "id", "position", "answers", "right")
+    table = _table("column", "is", "token", "position id", "predicts", "correct")
     before = -1
     for query in row.queries:
         if query.column > before + 1:
@@ -138,12 +135,14 @@ def _queries(row: DrawnRow, marked: int | None) -> Table:
 
 def _beside(number: int, right: int | None) -> Text:
     """A number, and the right one if that is another."""
-    return Text(str(number)) if right in (None, number) else Text(f"{number} (not {right})", "bold red")
+    return Text(str(number)) if right in (None, number) else Text(f"{number}, must be {right}", "bold red")
 
 
 def _slots(row: DrawnRow) -> Table:
     """A line for each slot, or for neighbours that are alike and in order; of very many the first and last."""
-    table = _table("slot", "holds", "ids", "position", f"seen by {_ranges([query.column for query in row.queries])}")
+    table = _table(
+        "slot", "holds", "tokens", "position id", f"attended by {_ranges([query.column for query in row.queries])}"
+    )
     lines = [list(group) for _, group in groupby(enumerate(row.slots), key=lambda one: _alike(row, *one))]
     for number, line in enumerate(lines):
         if len(lines) > _GROUPS and _GROUPS // 2 <= number < len(lines) - _GROUPS // 2:
@@ -188,10 +187,10 @@ def _rounds(decode: DrawnDecode, row: int) -> Table:
             "",
             str(drawn.number),
             str(drawn.call),
-            ids(drawn.drafted) or "-",
+            shortened(drawn.drafted) or "-",
             drawn.fates if drawn.drafted else "-",
             f"{drawn.last} {drawn.last_id}" if drawn.last else "-",
-            ids(drawn.committed, mark) or ("-" if drawn.known else "not known"),
+            shortened(drawn.committed, mark) or ("-" if drawn.known else "not known"),
         )
     return table
 

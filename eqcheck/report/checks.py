@@ -43,7 +43,7 @@ def checks(report: Report, allow_declared: bool) -> list[Check]:
     """
     causes = [_of_violation(violation, allow_declared) for violation in report.violations]
     doubtful = [
-        Check(f"inconclusive: {one.fingerprint}", "inconclusive", "answers do not repeat", _text(one))
+        Check(f"inconclusive: {one.fingerprint}", "inconclusive", "the output does not repeat", _text(one))
         for one in report.inconclusive
     ]
     return [_verdict(report, causes), *causes, *doubtful]
@@ -62,7 +62,7 @@ def _verdict(report: Report, causes: Sequence[Check]) -> Check:
         wrong = f"{report.cases.violation} of {run} wrong: {', '.join(check.name for check in failed)}"
         return Check("verdict", "failed", wrong)
     if report.stale:
-        gone = f"declared as known, and not seen any more: {', '.join(report.stale)}; take it out of known="
+        gone = f"declared as known, but no longer seen: {', '.join(report.stale)}; remove it from known="
         return Check("verdict", "failed", gone)
     if report.outdated:
         return Check("verdict", "failed", "; ".join(report.outdated))
@@ -74,7 +74,7 @@ def _verdict(report: Report, causes: Sequence[Check]) -> Check:
     if report.interrupted or report.verdict == "inconclusive" or report.inconclusive or doubt:
         why = "interrupted" if report.interrupted else doubt or "inconclusive"
         return Check("verdict", "inconclusive", f"{run}: {why}")
-    return Check("verdict", "passed", f"{run}: {'violations that are known' if causes else report.verdict}")
+    return Check("verdict", "passed", f"{run}: {'only known violations' if causes else report.verdict}")
 
 
 def _of_violation(violation: ReportedViolation, allow_declared: bool) -> Check:
@@ -86,7 +86,7 @@ def _of_violation(violation: ReportedViolation, allow_declared: bool) -> Check:
 
 
 def _text(violation: ReportedViolation) -> str:
-    parts = (violation.explanation, violation.traceback.rstrip(), f"Reproduce: {violation.reproduce}")
+    parts = (violation.explanation, violation.traceback.rstrip(), f"  {'Reproduce':<13}  {violation.reproduce}")
     return "\n".join(part for part in parts if part)
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import comb
 
 from eqcheck.contract.decoders import FAMILIES
 from eqcheck.explanation.layout import WHOLE, table
 from eqcheck.explanation.notice import VACUOUS, Notice
 from eqcheck.explanation.records import many
-from eqcheck.lanes.about import About, about
+from eqcheck.explanation.statements import power
+from eqcheck.lanes.about import About, about, in_axis
 from eqcheck.report.schema import Report, ReportedViolation
 from eqcheck.result.declining import summary
 from eqcheck.result.findings import STANDINGS
 from eqcheck.result.tally import PAIRED
 
-UNCLAIMED_NOTE = "In brackets: families the decoder does not claim; what is found there is a discovery, no violation."
+STANDING = {"violation": "FAIL", "discovery": "DISCOVERY", "inconclusive": "INCONCLUSIVE"}
+UNCLAIMED_NOTE = "In brackets: families the decoder does not claim. A failure there is a discovery, not a violation."
 _OF_COMPLETIONS = ("finish_reason", "usage", "logprobs", "prompt_logprobs", "to_cancel", "cancelled")
 _OF_TREES = ("tree", "different_trees", "off_spine")
 _SPLIT = {
@@ -50,7 +53,7 @@ class Content:
 
     @property
     def uncaused(self) -> dict[str, int]:
-        """How many cases have no cause that was shown, by standing."""
+        """Return how many cases have no cause that was shown, by standing."""
         counts: Counter[str] = Counter()
         for standing, finding in self.findings:
             counts[standing] += 0 if finding.caused else finding.count
@@ -78,31 +81,58 @@ class Content:
     def not_taken(self) -> str:
         """One line that names the cache states which the decoder does not take; empty when it takes all."""
         states = [state for state, cases in self.r.cache_states.items() if cases == "not taken"]
-        return f"cache states not taken: {', '.join(states)}" if states else ""
+        return f"not tested, since cache_states= does not claim them: {', '.join(states)}" if states else ""
 
     @property
     def sampled(self) -> list[str]:
         """The evidence of the sampled tokens, and all that they exclude, a sentence each; empty where none were."""
         if (evidence := self.r.sampling) is None or not evidence.tokens:
             return []
-        tokens, crossed = f"{evidence.tokens} sampled tokens; ", evidence.greatest >= evidence.threshold
-        reached = f"reached {evidence.greatest:.2g}" if crossed else f"never exceeded {max(evidence.greatest, 1):.2g}"
+        tokens, crossed = f"{evidence.tokens:,} sampled tokens", evidence.greatest >= evidence.threshold
+        limit = f"{power(evidence.threshold)} is the limit; a correct decoder reaches it once in a million audits"
+        said = f": the evidence against the target's distribution is {power(max(evidence.greatest, 1))} ({limit})."
         if not crossed and any(one.component == "sampling" for one in self.r.violations):
-            said = "single cases show for certain that something is wrong. The evidence of all tokens together "
-            said += f"{reached}; at {evidence.threshold:g} it alone would be a violation."
-        else:
-            said = f"the evidence against the target's law {reached}. At {evidence.threshold:g} it is a violation; "
-            said += "a right decoder gets there once in a million audits."
+            said += " A single case proves the violation, whatever the evidence of all tokens is."
         return [tokens + said, *evidence.excludes]
 
     @property
     def law_alone(self) -> bool:
-        """Whether a law is violated and no case fails by itself."""
+        """Return whether a law is violated and no case fails by itself."""
         return bool(self.r.laws) and not self.r.cases.violation
 
+    def summed(self, standing: str, finding: ReportedViolation) -> str:
+        """In how many cases a finding shows, drawn and stored ones apart, in words."""
+        if standing == "discovery":
+            unclaimed = [name for name, entry in self.r.matrix.items() if not entry.claimed]
+            where = [name for name in unclaimed if finding.fingerprint in self.r.matrix[name].fingerprints]
+            named = ", ".join(where or [str(finding.case.get("family", "-"))])
+            return f"{cases(finding)} of families that are not claimed ({named})"
+        drawn = self.shown_by(finding, self.counted(finding))
+        drawn += "; the output does not repeat" if standing == "inconclusive" else ""
+        return f"{drawn}, known" if finding.known else drawn
+
     def shown_by(self, finding: ReportedViolation, of: str = "") -> str:
-        """In how many cases a finding shows, in the words ``of`` that, or that all sampled tokens show it."""
+        """Describe in how many cases a finding shows, in the words ``of`` that, or that all sampled tokens show it."""
         return "all sampled tokens" if self.law_alone and finding.evidence.of_law else of or cases(finding)
+
+    def counted(self, finding: ReportedViolation) -> str:
+        """How many of the drawn cases show a finding, and how many of the stored ones, each as far as there are any."""
+        drawn, stored = self.r.cases.run, self.r.corpus.replayed
+        if not finding.stored:
+            return f"{finding.count} of {many(drawn, 'case')}"
+        if not drawn:
+            return f"{finding.stored} of {many(stored, 'stored case')}"
+        return f"{finding.count} of {drawn} drawn, {finding.stored} of {stored} stored"
+
+    @property
+    def extent(self) -> str:
+        """How many cases the verdict is about and, of a violation, how many fail; stored cases are told apart."""
+        drawn, stored = self.r.cases, self.r.corpus
+        failed = drawn.violation if self.r.verdict == "violation" else 0
+        told = f" in {failed} of {many(drawn.run, 'case')}" if failed else f", {many(drawn.run, 'case')}"
+        if stored.failing and not drawn.run:
+            return f" in {stored.failing} of {many(stored.replayed, 'stored case')}"
+        return told + (f" and {stored.failing} of {stored.replayed} stored" if stored.failing else "")
 
     @property
     def near_ties(self) -> list[str]:
@@ -111,14 +141,16 @@ class Content:
         if not told:
             return []
         left = self.r.ties - len(told)
-        head = f"{many(self.r.ties, 'near-tie')}: the target scores two tokens alike, and either may be emitted"
+        head = f"{many(self.r.ties, 'near-tie')}: the target scores two tokens alike, and either may be returned"
         return [head + (f"; {left} more are not listed" if left else ""), *map(str, told)]
 
     @property
     def slots(self) -> list[str]:
-        """How much of what the target is handed is of use, in a sentence."""
+        """Return how much of what the target is handed is of use, in a sentence."""
         share = self.r.slots_seen
-        return [] if share is None else [f"Queries saw {percent(share)} of the cache slots that the target was handed."]
+        return (
+            [] if share is None else [f"Queries attended to {percent(share)} of the cache slots given to the target."]
+        )
 
     @property
     def memory(self) -> list[str]:
@@ -160,7 +192,7 @@ class Content:
     def served_said(self) -> str:
         """The words above the table of `served`."""
         dtypes = ", ".join(dict.fromkeys(one.dtype for one in self.r.served))
-        return f"Failing cases in {dtypes}, by checkpoint and drafter" if dtypes else ""
+        return f"Failing cases by checkpoint and drafter ({dtypes})" if dtypes else ""
 
     @property
     def exercised(self) -> list[tuple[str, list[tuple[str, str, int]]]]:
@@ -175,7 +207,9 @@ class Content:
         return [(title, sorted(rows, key=lambda row: row[2])) for title, rows in groups if rows]
 
     def asked(self, counter: str) -> bool:
-        """Whether cases could exercise what is counted: trees and stops are for decoders alone that take them."""
+        """Return whether cases could exercise what is counted:
+        trees and stops are for decoders alone that take them.
+        """
         if counter in _OF_COMPLETIONS or counter.startswith("stop"):
             return bool(self.r.coverage.get(counter if counter in _OF_COMPLETIONS else "stops"))
         return counter not in _OF_TREES or isinstance(self.r.cache_states.get("tree"), int)
@@ -190,13 +224,44 @@ class Content:
         """The note on families that the decoder does not claim, where the audit looked at such."""
         return "" if all(entry.claimed for entry in self.r.matrix.values()) else UNCLAIMED_NOTE
 
+    def tendency(self, finding: ReportedViolation) -> str:
+        """Where the cause shows, in one line: on one side of an axis only, or clearly more often there; else empty.
+
+        A side is told only where chance gives such a difference in less than one of a thousand cases.
+        """
+        if finding.only:
+            return "; ".join(finding.only)
+        found: list[tuple[float, str]] = []
+        for axis, values in finding.axes.items():
+            rates = sorted((failed / of, value) for value, (failed, of) in values.items() if of)
+            for cut in range(1, len(rates)):
+                low, high = (sorted(value for _, value in side) for side in (rates[:cut], rates[cut:]))
+                (few, of_low), (many_, of_high) = (
+                    (sum(values[value][0] for value in side), sum(values[value][1] for value in side))
+                    for side in (low, high)
+                )
+                chance = _by_chance(many_, of_high, few + many_, of_low + of_high)
+                more = f"{in_axis(axis, *high)} ({many_} of {of_high})"
+                found.append((chance, f"more often with {more} than with {in_axis(axis, *low)} ({few} of {of_low})"))
+        chance, words = min(found, default=(1.0, ""))
+        return words if chance * len(found) < _BY_CHANCE else ""
+
     def axes(self, finding: ReportedViolation) -> list[tuple[str, list[tuple[str, int, int]]]]:
-        """By the name of each axis that has more than one value: the values, how many cases fail, and of how many."""
+        """Return for each axis with several values how many cases fail, of how many, by value."""
         return [
             (self.lane.axes.get(axis, axis), [(value, failed, of) for value, (failed, of) in values.items()])
             for axis, values in finding.axes.items()
             if len(values) > 1 and finding.count
         ]
+
+
+_BY_CHANCE = 1e-3
+
+
+def _by_chance(failed: int, of: int, all_failed: int, total: int) -> float:
+    """Return how likely at least so many of the failing cases are among these by chance (the hypergeometric tail)."""
+    ways = comb(total, of)
+    return sum(comb(all_failed, k) * comb(total - all_failed, of - k) for k in range(failed, of + 1)) / ways
 
 
 def matrix_table(reports: Sequence[Report], tablefmt: str = "simple", width: int = WHOLE) -> str:
@@ -230,5 +295,5 @@ def percent(share: float | None) -> str:
 
 
 def cases(finding: ReportedViolation) -> str:
-    """In how many cases a finding shows."""
+    """Describe in how many cases a finding shows."""
     return many(finding.count, "case")

@@ -1,4 +1,4 @@
-"""One finding of a report, prepared for its page: the argument, the tokens, the picture."""
+"""One finding of a report, prepared for its page: the parts of its explanation, the tokens, the slots."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any
 
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import nothing_expected
-from eqcheck.explanation.text import argument, kinds_known
-from eqcheck.report.picture import of_evidence
+from eqcheck.explanation.text import Part, kinds_known, parts, slot_lines
+from eqcheck.report.content import STANDING
 from eqcheck.report.schema import ReportedViolation
-from eqcheck.result.story import DrawnRow
 
 _ROWS_SHOWN, _VALUES_SHOWN = 64, 4000
 _ENDS, _AROUND = 8, 12
@@ -21,24 +20,41 @@ _ENDS, _AROUND = 8, 12
 
 @dataclass(frozen=True)
 class Article:
-    """A finding as it is drawn. ``title`` is empty for a violation; ``of`` is how many cases could show it."""
+    """A finding as a page shows it; ``of`` is how many cases could show it."""
 
     number: int
     anchor: str
-    title: str
+    standing: str
     of: int
     v: ReportedViolation
 
     @property
-    def argument(self) -> list[tuple[str, list[str]]]:
-        """The sentences of the explanation; empty where it is of another eqcheck, whose kinds are not known."""
-        e = self.v.evidence
-        return argument(e) if kinds_known(e) and e.component != "crash" else []
+    def begin(self) -> str:
+        """The word that the headline begins with, and the number of the cause."""
+        return f"{STANDING[self.standing]} {self.number}"
+
+    @property
+    def title(self) -> str:
+        """Empty for a violation; else what it is."""
+        return "" if self.standing == "violation" else self.standing.capitalize()
+
+    @property
+    def parts(self) -> list[Part]:
+        """The parts of the explanation; empty where it is of another eqcheck, whose kinds are not known."""
+        e, first = self.v.evidence, self.v.conditions[0]
+        if not kinds_known(e):
+            return []
+        return parts(e, first.needs if first.minimised else None, first.without_speculation)
 
     @property
     def told(self) -> str:
-        """The text in place of the `argument`: the words of a decoder that failed, or the explanation as written."""
-        return self.v.evidence.detail if self.v.component == "crash" else self.v.explanation
+        """The explanation as it was written, where there are no `parts`."""
+        return "" if kinds_known(self.v.evidence) else self.v.explanation
+
+    @property
+    def slots(self) -> list[list[object]]:
+        """The lines of the table of slots."""
+        return slot_lines(self.v.evidence)
 
     @property
     def tokens(self) -> list[Token] | None:
@@ -53,14 +69,9 @@ class Article:
         return [*ids[:_AROUND], None, *ids[-_AROUND:]] if len(ids) > 4 * _AROUND else list(ids)
 
     @property
-    def picture(self) -> tuple[DrawnRow, tuple[str, ...]] | None:
-        """The row's cache as the query at fault saw it, with the numbers of its slots; None where nothing was read."""
-        return of_evidence(self.v.evidence)
-
-    @property
     def drawn(self) -> bool:
-        """Whether there is a picture of the cache."""
-        return bool(self.picture or (self.v.story and self.v.story.call))
+        """Return whether there is a picture of the cache."""
+        return bool(self.v.story and self.v.story.call)
 
 
 @dataclass(frozen=True)

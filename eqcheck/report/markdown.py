@@ -9,8 +9,9 @@ from tabulate import tabulate
 from eqcheck.contract.escaping import code, fenced, inline
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import sentence
+from eqcheck.explanation.text import kinds_known, laid_out, parts
 from eqcheck.lanes.about import CHECKPOINT
-from eqcheck.report.content import Content, matrix_table
+from eqcheck.report.content import STANDING, Content, matrix_table
 from eqcheck.report.schema import Condition, Report, ReportedViolation
 from eqcheck.result.tally import DUE_SAMPLED
 
@@ -40,13 +41,13 @@ def _head(content: Content) -> list[str]:
         "(means over rows: rows equal in full; leading equal tokens as a share of the row)."
     )
     if content.sampled:
-        means += " A case with sampled rows counts as equal where no row alone is certain to be wrong."
+        means += " A case with sampled rows counts as equal unless a row alone proves it wrong."
     blocks = [
         f"# {inline(f'{decoder.name} {decoder.version}'.strip())}: {report.verdict}",
         inline(f"{', '.join(ran)}. {decoder.origin}".rstrip()),
         means,
         *(
-            ["All sampled tokens together violate the target's law. No case fails by itself."]
+            ["All sampled tokens together do not follow the target's distribution. No case fails by itself."]
             if content.law_alone
             else []
         ),
@@ -58,9 +59,9 @@ def _head(content: Content) -> list[str]:
         *content.memory,
     ]
     if (pair := report.real_pair) and not pair.rows:
-        blocks.append(inline(f"Not tried on trained models, {pair.first}."))
+        blocks.append(inline(f"Not tried on trained models: {pair.first}."))
     elif pair:
-        equal = f"{pair.equivalent} of {pair.rows} rows are what the target emits alone."
+        equal = f"{pair.equivalent} of {pair.rows} rows are what the target returns alone."
         blocks.append(f"On the shipped pair of trained models, in float64, {equal}")
         blocks += ["\n".join(f"    {line}" for line in pair.first.splitlines())] if pair.first else []
     return [*blocks, *([inline(f"{content.declined}.")] if content.declined else [])]
@@ -88,31 +89,29 @@ def _families(content: Content) -> list[str]:
 
 
 def _finding(content: Content, finding: ReportedViolation, standing: str) -> list[str]:
-    titles = [standing] * (standing != "violation") + ["without a cause"] * (not finding.caused)
+    head = f"{STANDING[standing]} {finding.fingerprint}: {finding.cause.meaning}"
     known = f" ({finding.in_known_words})" if finding.known else ""
-    count = f"{content.shown_by(finding)}{' and one stored before' if finding.from_corpus else ''}"
-    beyond = ", families not claimed" if standing == "discovery" else ""
-    head = ": ".join(
-        [*([", ".join(titles).capitalize()] if titles else []), finding.fingerprint, f"{count}{beyond}{known}"]
-    )
-    text = "\n\n".join(part for part in (finding.explanation, finding.traceback.rstrip()) if part)
-    # An axis: failing cases over cases run.
-    axes = [
-        [name, ", ".join(f"{value}: {failed}/{of}" for value, failed, of in counts)]
-        for name, counts in content.axes(finding)
-    ]
-    blocks = [f"## {inline(head)}", "\n".join(fenced(text))]
-    blocks += [_table(axes, ("by", "failing of run"))] if axes else []
-    blocks += map(sentence, finding.only)
+    text = "\n".join(part for part in (_explanation(finding), finding.traceback.rstrip()) if part)
+    blocks = [f"## {inline(head)}", inline(f"{content.summed(standing, finding)}{known}."), "\n".join(fenced(text))]
+    blocks += [inline(sentence(tendency))] if (tendency := content.tendency(finding)) else []
     if len(finding.conditions) == 1:
         return [*blocks, f"Reproduce: {_reproduce(finding.conditions[0])}"]
-    rows = [(", ".join(one.needs) or "the defaults", one.count, _reproduce(one)) for one in finding.conditions]
-    return [*blocks, _table(rows, ("shows with", "cases", "reproduce"))]
+    rows = [(", ".join(one.needs) or "default settings", one.count, _reproduce(one)) for one in finding.conditions]
+    return [*blocks, _table(rows, ("fails with", "cases", "reproduce"))]
+
+
+def _explanation(finding: ReportedViolation) -> str:
+    """The parts of the explanation; as it was written, where another eqcheck wrote it."""
+    if not kinds_known(finding.evidence):
+        return finding.explanation
+    first = finding.conditions[0]
+    needs = first.needs if first.minimised else None
+    return "\n".join(laid_out(parts(finding.evidence, needs, first.without_speculation)))
 
 
 def _reproduce(condition: Condition) -> str:
     reproduce, script = code(condition.reproduce), condition.script
-    return f"{reproduce}, or with the engine alone: {code(f'python {script}')}" if script else reproduce
+    return f"{reproduce}, or without eqcheck: {code(f'python {script}')}" if script else reproduce
 
 
 def _exercised(content: Content) -> list[str]:
@@ -135,26 +134,26 @@ def _exercised(content: Content) -> list[str]:
 def _pairs(content: Content) -> list[str]:
     """Options by options."""
     pairs = content.pairs("github")
-    return ["Cases in which two options or settings were at work, in one row or in several:", pairs] if pairs else []
+    return ["Cases that combine two options or settings, in one row or in several:", pairs] if pairs else []
 
 
 def _rounds(report: Report) -> list[str]:
-    """Dictated rounds: how many were asked for, and how many of them were seen to be played."""
+    """Dictated rounds: how many there were, and how many of them ran as dictated."""
     rows = [(*map(int, name.split("/")), *counts) for name, counts in report.dictated_rounds.items()]
     if not rows:
         return []
     asked, played = (sum(counts[n] for counts in report.dictated_rounds.values()) for n in (0, 1))
     rows.sort(key=lambda row: (row[1], row[0]))
-    text = f"{played} of {asked} rounds with dictated drafts were seen to be played as asked:"
-    return [text, _table(rows, ("accepted", "of K", "rounds asked", "seen to be played"))]
+    text = f"{played} of {asked} rounds with dictated drafts ran as dictated:"
+    return [text, _table(rows, ("accepted", "of K", "rounds dictated", "ran so"))]
 
 
 def _due(report: Report) -> list[str]:
-    """The draft tokens of built draft models: how many were due, and how many were accepted."""
+    """The draft tokens of built draft models: how many should have been accepted, and how many were."""
     rows = [(name, *counts, counts[1] - counts[0]) for name, counts in report.due_drafts.items()]
     whose = "" if DUE_SAMPLED in report.due_drafts else "of greedy rows "
-    text = f"Draft tokens {whose}that the draft alone proposes, K a round, and the target agrees with:"
-    return [text, _table(rows, ("where", "accepted", "due", "lost"))] if rows else []
+    text = f"Draft tokens {whose}that should have been accepted: the draft proposes them and the target agrees."
+    return [text, _table(rows, ("where", "accepted", "should be", "lost"))] if rows else []
 
 
 def _table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:

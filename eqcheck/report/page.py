@@ -40,20 +40,19 @@ class ReportPage(Content):
         beyond = sum(cells.cases for cells in self.r.matrix.values() if not cells.claimed)  # where discoveries are made
         articles: list[Article] = []
         for group, standing in STANDINGS.items():
-            title = "" if standing == "violation" else standing.capitalize()
             of = beyond if standing == "discovery" else self.r.cases.run
             for number, finding in enumerate(getattr(self.r, group), 1):
-                articles.append(Article(number, f"{self.anchor}-{len(articles) + 1}", title, of, finding))
+                articles.append(Article(number, f"{self.anchor}-{len(articles) + 1}", standing, of, finding))
         return articles
 
     @property
     def counts_all(self) -> bool:
-        """Whether a counter that the report does not have is known to be 0."""
+        """Return whether a counter that the report does not have is known to be 0."""
         return self.r.versions.get("eqcheck") == __version__
 
     @property
     def never(self) -> int:
-        """How many things no case exercised."""
+        """Return how many things no case exercised."""
         return sum(not count for _, rows in self.exercised for _, _, count in rows)
 
     @property
@@ -77,12 +76,16 @@ class ReportPage(Content):
             named = [many(causes, "cause")] * bool(causes)
             named += [f"{many(without, 'case')} without a cause that could be shown"] * bool(without)
             found = f" Found: {' and '.join(named)}." if named else ""
-            alone = " by itself; all sampled tokens together violate the target's law" if self.law_alone else ""
+            alone = (
+                " by itself; all sampled tokens together do not follow the target's distribution"
+                if self.law_alone
+                else ""
+            )
             return f"{wrong or 'None'} of {run} cases {'fails' if wrong < 2 else 'fail'}{alone}.{found}"
         if self.r.verdict == "inconclusive":
-            return f"{run} cases ran. They do not settle whether the decoder is right."
+            return f"{run} cases ran, and they do not settle whether the decoder is correct."
         ties = f" {self.r.cases.tie} ended in a near-tie." if self.r.cases.tie else ""
-        return f"No violation was found in {run} cases.{ties}"
+        return f"No violation in {run} cases.{ties}"
 
 
 def to_html(*reports: Report) -> str:

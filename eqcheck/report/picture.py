@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
-from eqcheck.explanation.records import Explanation, Slot
+from eqcheck.explanation.records import Slot
 from eqcheck.result.findings import LawEvidence
 from eqcheck.result.story import DrawnCall, DrawnDecode, DrawnQuery, DrawnRound, DrawnRow, DrawnSlot
 
@@ -56,7 +56,7 @@ class SlotColumn:
 
 
 def cell(query: DrawnQuery, number: int) -> str:
-    """How a query stands to a slot."""
+    """Return how a query stands to a slot."""
     seen = query.sees[number : number + 1] == "1"
     if number >= len(query.should):
         return "seen-unjudged" if seen else "unseen-unjudged"
@@ -90,32 +90,6 @@ def _gathered(every: Sequence[SlotColumn]) -> Iterator[SlotColumn]:
             second, before_last = same[1], same[-2]
             label = f"{second.label}..{before_last.label}"
             yield from (same[0], replace(second, label=label, alike=len(same) - 2), same[-1])
-
-
-def of_evidence(e: Explanation) -> tuple[DrawnRow, tuple[str, ...]] | None:
-    """The row's cache as the query at fault saw it, with the numbers of its slots; None where nothing was read."""
-    q = e.query
-    if q is None or not e.slots:
-        return None
-    slots = tuple(
-        DrawnSlot(
-            slot.holds + ", torn: K and V disagree" * slot.torn + ", not cached" * (slot.index is None),
-            None if slot.holds == "blank" else slot.token,
-            slot.position,
-            None if slot.expected_position is None else slot.expected_position == slot.position,
-            "",
-            slot.kind,
-            slot.of_row,
-            slot.of_position,
-        )
-        for slot in e.slots
-    )
-    sees, should = ("".join("01"[seen] for seen in seens) for seens in zip(*map(_seen, e.slots), strict=True))
-    right = next((d.expected for d in e.deviations if d.kind == "query-position"), None)  # where another is carried
-    stands_for = f"position {q.logical_position}"
-    query = DrawnQuery(q.column, stands_for, q.token, q.position, right, sees, should, q.predicted, None)
-    labels = tuple("none" if slot.index is None else str(slot.index) for slot in e.slots)
-    return DrawnRow(q.call_row, e.row, e.round or 0, slots, (query,)), labels
 
 
 def _seen(slot: Slot) -> tuple[bool, bool]:

@@ -21,7 +21,6 @@ from markupsafe import Markup
 
 from eqcheck.contract.escaping import one_line, printable
 from eqcheck.explanation.records import many
-from eqcheck.explanation.text import consequences, shifted
 from eqcheck.report.finding import readable
 from eqcheck.report.picture import columns, committed, drafts, timeline
 
@@ -52,7 +51,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     plain = (short, link, permille, clipped, capital, many)
-    drawn = (columns, drafts, committed, timeline, readable, consequences, shifted)
+    drawn = (columns, drafts, committed, timeline, readable)
     made.filters |= {one.__name__: one for one in (*plain, *drawn)} | {"json": json.dumps}
     return made
 

@@ -1,146 +1,18 @@
-"""The terminal: progress on standard error while an audit runs, then a table, the explanations, and the verdict."""
+"""The terminal: a table, the explanations, and the verdict of an audit."""
 
 from __future__ import annotations
 
 import os
-import sys
-import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from math import inf
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from eqcheck.campaign.events import CaseDone, Event, Finished, Listener, Loading, Settling, Started, ViolationSeen
-from eqcheck.contract.escaping import printable
-from eqcheck.contract.limits import LOADING
-from eqcheck.explanation.layout import columns, table, wrapped
+from eqcheck.explanation.layout import columns, lines, table, wrapped
 from eqcheck.explanation.records import many
-from eqcheck.explanation.text import explained, kinds_known
-from eqcheck.report.content import Content, cases, matrix_table
+from eqcheck.explanation.statements import needs_words
+from eqcheck.explanation.text import WIDTH, Part, kinds_known, laid_out, parts
+from eqcheck.report.content import STANDING, Content, matrix_table
 from eqcheck.report.schema import Report, ReportedViolation
-
-_RATED = 5  # cases after the first that say how long the others take
-_PLAIN_EVERY_S = 5.0
-_CAUSES, _STORED = "failing case", "stored case"
-
-
-@contextmanager
-def progress(quiet: bool = False, known: Mapping[str, Collection[str]] = {}) -> Iterator[Listener]:
-    """A listener that shows how far an audit is.
-
-    ``known`` are the fingerprints of violations that are known, by decoder: they are announced as such.
-    """
-    if quiet:
-        yield lambda event: None
-    elif sys.stderr.isatty():
-        yield from _bars(known)
-    else:
-        yield _plain(known)
-
-
-@dataclass(frozen=True)
-class _Count:
-    """How far an event is with ``noun`` cases: how many are ``done``, of how many, and a note."""
-
-    noun: str
-    done: int
-    total: int | None
-    note: str = ""
-
-    @classmethod
-    def of(cls, event: Event) -> _Count | None:
-        """The count of an event; None for one that counts nothing."""
-        match event:
-            case Settling(symptom=symptom, number=number, done=done, total=total):
-                note = f"cause {number}: {symptom}" if symptom else many(number, "cause")
-                return cls(_CAUSES, done, total, printable(note))
-            case CaseDone(stored=True, done=done):
-                return cls(_STORED, done, None)
-            case CaseDone(done=done, total=total, lane=lane, failing=failing):
-                noun = "sampled case" if lane.endswith("sampling") else "case"
-                return cls(noun, done, total, f"{failing} in violation" if failing else "")
-        return None
-
-
-def _bars(known: Mapping[str, Collection[str]]) -> Iterator[Listener]:
-    """A bar for the cases of each decoder, and one for those of them that fail while their causes are looked for."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-    from rich.table import Column
-
-    shown: tuple[Any, ...] = (TextColumn("{task.description}", markup=False), BarColumn(8), MofNCompleteColumn())
-    shown += (TimeElapsedColumn(Column(min_width=7)), TextColumn("{task.fields[note]}", markup=False))
-    tasks: dict[tuple[str, str], Any] = {}
-    with Progress(*shown, console=Console(stderr=True)) as bars:
-
-        def listen(event: Event) -> None:
-            for line in _announced(event, known):
-                bars.console.print(line, markup=False, highlight=False)
-            if isinstance(event, Finished):
-                for key in [key for key in tasks if key[0] == event.decoder]:
-                    bars.remove_task(tasks.pop(key))
-            if (count := _Count.of(event)) is None:
-                return
-            if count.noun != _STORED and (bar := tasks.pop((event.decoder, _STORED), None)) is not None:
-                bars.remove_task(bar)  # no more of them come in this lane, and a bar without a total never ends
-            if (key := (event.decoder, count.noun)) not in tasks:
-                name = "examined" if count.noun == _CAUSES else f"{count.noun}s"
-                tasks[key] = bars.add_task(printable(f"{event.decoder} {name}"), total=None, note="")
-            bars.update(tasks[key], completed=count.done, total=count.total, note=count.note)
-
-        yield listen
-
-
-def _plain(known: Mapping[str, Collection[str]]) -> Listener:
-    started: dict[str, float] = {}
-    printed: dict[tuple[str, str], float] = {}
-    ends: dict[str, float] = {}  # where a budget ends the cases before there are as many as were asked
-    first: dict[tuple[Any, ...], tuple[float, int]] = {}  # time and count, when a lane has a decoder loaded
-
-    def listen(event: Event) -> None:
-        now = time.monotonic()
-        for line in _announced(event, known):
-            print(line, file=sys.stderr, flush=True)
-        begun = started.setdefault(event.decoder, now)
-        if isinstance(event, Started) and event.within:
-            ends[event.decoder] = now + event.within
-        if (count := _Count.of(event)) is None:
-            return
-        # The first word on causes comes at once, since the next may take long; the last comes always.
-        causes, key = count.noun == _CAUSES, (event.decoder, count.noun)
-        since, before = first.setdefault((*key, count.total), (now, count.done))
-        last = printed.setdefault(key, begun if count.noun == "case" else 0.0)
-        if now - last < _PLAIN_EVERY_S and not (causes and count.done == count.total):
-            return
-        printed[key] = now
-        line = many(count.done, count.noun) if count.total is None else f"{count.done} of {count.total} {count.noun}s"
-        line += " examined" * causes
-        if count.noun == "case" and count.total and count.done >= before + _RATED:
-            left = (now - since) / (count.done - before) * (count.total - count.done)
-            line += f", about {min(left, max(0.0, ends.get(event.decoder, inf) - now)):.0f} s left"
-        print(f"{event.decoder}: {line}{f'; {count.note}' if count.note else ''}", file=sys.stderr, flush=True)
-
-    return listen
-
-
-def _announced(event: Event, known: Mapping[str, Collection[str]]) -> list[str]:
-    """The cases to be drawn, and each kind of failure when it is first seen; it is confirmed at the end alone."""
-    match event:
-        case Started(decoder=decoder, total=total, families=families, sampled=sampled):
-            cases = many(total, "case") if total else "cases for as long as the budget allows"
-            drawn = f"draws {cases}{', and sampled ones' if sampled else ''}"
-            named = f", {'family' if len(families) == 1 else 'families'} {', '.join(families)}" if families else ""
-            return [printable(f"{decoder}: {drawn}{named}")]
-        case Loading(decoder=decoder, checkpoint=name):
-            return [printable(f"{decoder}: loads {name}; this may take {LOADING:g} s, and no case is charged for it")]
-        case ViolationSeen(decoder=decoder, outcome=outcome):
-            listed = ", known" if outcome.symptom in known.get(decoder, ()) else ""
-            where = f"(case {outcome.case.id})"
-            return [printable(f"{decoder}: seen, not confirmed yet: {outcome.symptom}{listed} {where}")]
-    return []
 
 
 def summary(reports: Sequence[Report], folders: Sequence[str]) -> str:
@@ -161,7 +33,10 @@ def summary(reports: Sequence[Report], folders: Sequence[str]) -> str:
         else:
             served = content.served(width=width)
             body = [f"{wrapped(f'{content.served_said}:', width)}\n{served}"] if served else []
-            body += [*(["\n".join(about)] if about else []), *_causes(content, width)]
+            body += [
+                *(["\n".join(about)] if about else []),
+                *_causes(content, width, lines() - len("\n".join(verdict).splitlines()) - 1),
+            ]
             blocks += [*body[:-1], "\n".join([*body[-1:], *verdict])]  # no line between them: 24 are few
     return "\n\n".join([*blocks, *([_table(contents, width)] if several else [])])
 
@@ -185,14 +60,14 @@ def _table(contents: Sequence[Content], width: int) -> str:
 
 
 def _verdict(content: Content, folder: str, width: int, short: bool) -> list[str]:
-    """The verdict, a line for each cause with how many cases show it, how many have none, and where the page is.
+    """The verdict, how many cases show each cause and how many have none, and where the page is.
 
-    ``short``: the causes are explained nowhere else, so what each means is said here.
+    ``short``: the causes are explained nowhere else, so each has a line with its meaning.
     """
     report = content.r
     name, failed = report.decoder.name, report.verdict == "violation" and report.cases.violation
-    line = f"{name}: {report.verdict}{f' in {failed} of' if failed else ','} {many(report.cases.run, 'case')}"
-    line += ", none wrong by itself" if content.law_alone else ""
+    line = f"{name}: {report.verdict}{content.extent}"
+    line += ", no case is wrong by itself" if content.law_alone else ""
     if report.violations and all(one.known_until is not None for one in report.violations):
         line += "; all of it is known"
     if failed and report.cases.inconclusive:
@@ -200,25 +75,25 @@ def _verdict(content: Content, folder: str, width: int, short: bool) -> list[str
     line += "; VACUOUS, see the warning" if content.loud else ""
     if report.equivalence.exact_match not in (None, 1):
         line += f"; exact match {content.exact}, prefix match {content.prefix}"
-    lines = [line]
+    causes = []
     for standing, finding in content.findings:
-        if not finding.caused:
-            continue
-        mark = _mark(standing)
-        meaning = f", {finding.cause.meaning}" if short else ""
-        lines.append(
-            f"  {mark}{content.shown_by(finding)}: {finding.fingerprint}{' (known)' if finding.known else ''}{meaning}"
-        )
-    for standing, count in content.uncaused.items():
-        lines.append(f"  {_mark(standing)}{many(count, 'case')} without a cause")
+        if finding.caused:
+            meaning = f", {finding.cause.meaning}" if short else ""
+            known = " (known)" if finding.known else ""
+            shown = content.shown_by(finding, "" if short else str(finding.count))
+            causes.append(f"{_mark(standing)}{finding.fingerprint} {shown}{known}{meaning}")
+    causes += [f"{_mark(standing)}{count} without a cause" for standing, count in content.uncaused.items()]
+    lines = [line, *(f"  {cause}" for cause in causes)] if short else [line]
+    lines += [] if short or not causes else [f"  {'; '.join(causes)}"]
     lines += [f"  {line}" for line in content.near_ties]
     lines += [f"  FAILED: {why}" for why in report.outdated]  # whatever the verdict is
-    page = f", page: {folder}/report.html" if Path(folder, "report.html").is_file() else ""
-    return [wrapped(line, width) for line in [*lines, f"{name}: report in {folder}{page}"]]
+    page = Path(folder, "report.html")
+    where = f"{name}: report: {page if page.is_file() else folder}"
+    return [wrapped(line, width) for line in [*lines, where]]
 
 
 def _mark(standing: str) -> str:
-    return "" if standing == "violation" else f"{standing.upper()}, "
+    return "" if standing == "violation" else f"{standing.upper()} "
 
 
 _FOREIGN_FRAMES = (f"site-packages{os.sep}", f"{Path(__file__).parents[1].name}{os.sep}")  # torch's, and eqcheck's
@@ -245,53 +120,59 @@ def _about(content: Content, width: int, short: bool) -> list[str]:
     """The audit beside its findings: warnings, and (unless ``short``) what it leaves out."""
     report, lines = content.r, []
     if report.corpus.replayed:
-        lines.append(f"{many(report.corpus.replayed, 'stored case')} replayed, {report.corpus.failing} failing")
+        lines.append(f"{report.corpus.failing} of {many(report.corpus.replayed, 'stored case')} fail")
     lines += filter(None, (content.declined, "" if short else content.not_taken))
     shown = ""
     if (pair := report.real_pair) and not pair.rows:
-        lines.append(f"not tried on trained models, {pair.first}")
+        lines.append(f"not tried on trained models: {pair.first}")
     elif pair:
         shown = f"\n\n{pair.first}" if pair.first and not report.violations else ""
-        lines.append(f"on trained models {pair.equivalent} of {pair.rows} rows are the target's{shown}")
+        lines.append(
+            f"on trained models {pair.equivalent} of {pair.rows} rows are what the target returns alone{shown}"
+        )
     lines += [*content.sampled[: 1 if short else 4], *content.memory]
     lines += [f"WARNING {warning}" for warning in report.warnings]
     return [wrapped(f"{report.decoder.name}: {line}", width) for line in lines]
 
 
-def _causes(content: Content, width: int) -> list[str]:
-    """Each cause with its explanation, the most frequent violation last."""
-    report, blocks = content.r, []
-    for standing, finding in reversed(content.findings):
-        if standing == "violation":
-            known = f", {finding.in_known_words}" if finding.known else ""
-            of = f"{finding.count} of {report.cases.run} cases"
-            title = f"{content.shown_by(finding, of)}{known}"
-        elif standing == "inconclusive":
-            title = f"INCONCLUSIVE, {finding.count} of {report.cases.run} cases; answers do not repeat"
-        else:
-            unclaimed = [name for name, entry in report.matrix.items() if not entry.claimed]
-            where = [name for name in unclaimed if finding.fingerprint in report.matrix[name].fingerprints]
-            named = ", ".join(where or [str(finding.case.get("family", "-"))])
-            title = f"DISCOVERY, {cases(finding)} in families not claimed ({named})"
-        stored = " and a stored one of an earlier audit" if finding.from_corpus else ""
-        blocks.append(_finding(finding, f"{report.decoder.name}: {title}{stored}", width))
-    return blocks
+def _causes(content: Content, width: int, rows: int) -> list[str]:
+    """Each cause with its explanation, the most frequent violation last, which fits into so many ``rows`` if it can."""
+    blocks = [_finding(content, standing, finding, width) for standing, finding in reversed(content.findings)]
+    if blocks and len("\n".join(blocks[-1]).splitlines()) > rows:
+        blocks[-1] = _finding(content, *content.findings[0], width, brief=True)
+    return ["\n".join(block) for block in blocks]
 
 
-def _finding(finding: ReportedViolation, title: str, width: int) -> str:
-    lines = [wrapped(title, width), _explanation(finding, width), *_last_frames(finding.traceback)]
-    lines += [wrapped(f"  Where: {statement}.", width) for statement in finding.only]
-    for condition in finding.conditions[1:]:
-        needs = ", ".join(condition.needs) or "the defaults"
-        lines.append(f"  Also with {needs}: {many(condition.count, 'case')}. {condition.reproduce}")
-    return "\n".join([*lines, f"  Reproduce: {finding.reproduce}"])
+def _finding(content: Content, standing: str, finding: ReportedViolation, width: int, brief: bool = False) -> list[str]:
+    """One cause: what failed and in how many cases, the explanation, where it shows, how to see it again.
+
+    ``brief``: slots that are as they should be are left out, for a terminal that has few lines.
+    """
+    whole, e, first = min(width, WIDTH), finding.evidence, finding.conditions[0]
+    lines = _headed(STANDING[standing], content.summed(standing, finding), finding, whole)
+    if kinds_known(e):
+        needs = first.needs if first.minimised else None
+        lines += laid_out(parts(e, needs, first.without_speculation, whole, brief), whole)
+    else:  # of another eqcheck
+        lines += wrapped(finding.explanation, width).split("\n")[1:]
+    lines += _last_frames(finding.traceback)
+    notes = [Part("Where", tendency)] if (tendency := content.tendency(finding)) else []
+    if others := finding.conditions[1:]:
+        also = [f"{needs_words(one.needs).removeprefix('needs ')} ({many(one.count, 'case')})" for one in others]
+        notes.append(Part("Also fails with", ", ".join(also)))
+    if finding.known and not brief:
+        by = f"until {finding.known_until}" if finding.known_until else "declared by the adapter"
+        notes.append(Part("Known", f"{by}: {finding.known}"))
+    lines += laid_out(notes, whole)
+    lines.append(f"  {'Reproduce':<13}  {finding.reproduce}")
+    if first.script:
+        lines.append(f"  {'Script':<13}  {first.script} (needs only the engine)")
+    return lines
 
 
-def _explanation(finding: ReportedViolation, width: int) -> str:
-    """The explanation as it is stored; made anew where the terminal is narrow and this eqcheck would say the same."""
-    text, e, first = finding.explanation, finding.evidence, finding.conditions[0]
-    if max(map(len, text.split("\n"))) > width and kinds_known(e):
-        needs, plain = first.needs if first.minimised else None, first.without_speculation
-        if explained(e, needs, plain) == text:
-            return explained(e, needs, plain, width)
-    return wrapped(text, width)
+def _headed(begin: str, count: str, finding: ReportedViolation, width: int) -> list[str]:
+    """The headline: fingerprint and meaning to the left, in how many cases to the right, or below."""
+    head = f"{begin} {finding.fingerprint}: {finding.cause.meaning}"
+    if len(head) + len(count) + 2 <= width:
+        return [f"{head}{count:>{width - len(head)}}"]
+    return [wrapped(head, width), wrapped(f"  {count}", width)]

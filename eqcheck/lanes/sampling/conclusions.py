@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from eqcheck.contract.escaping import one_line
 from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.explanation.records import many
+from eqcheck.explanation.statements import power
 from eqcheck.lanes.checkpoint.conclusions import silent
 from eqcheck.lanes.sampling.evidence import explained
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE
@@ -39,7 +41,8 @@ def conclusions(result: Audit) -> None:
         result.warnings += _doubts(result, wealth)
         result.findings = [replace(one, standing="inconclusive") if of_law(one) else one for one in result.findings]
     if result.decoder.lossless is not True:
-        result.warnings.append(f"the decoder does not claim the target's law: {result.decoder.lossless}")
+        why = one_line(str(result.decoder.lossless), 120)
+        result.warnings.append(f"the decoder does not claim to be lossless (lossless=): {why}")
     result.warnings += _vacuous(result, wealth)
     if result.lane == "checkpoint-sampling":
         result.warnings += losses.warnings(losses.due(result.tally.observed))
@@ -48,7 +51,7 @@ def conclusions(result: Audit) -> None:
 
 
 def of_law(finding: Finding) -> bool:
-    """Whether a finding is that of a wrong law, seen by its evidence."""
+    """Return whether a finding is that of a wrong law, seen by its evidence."""
     return finding.explanation.of_law
 
 
@@ -73,12 +76,14 @@ def _doubts(result: Audit, wealth: Wealth) -> list[str]:
     doubts = []
     alone = sum(map(of_law, result.findings))
     if alone:
-        said = f"{many(alone, 'shard')} alone reached {VIOLATION:g}, and all shards together do not: one of many shards"
-        said += " may by chance, or the machine that it ran on is at fault. Audit with its seed again"
+        said = (
+            f"{many(alone, 'shard')} alone reached {power(VIOLATION)}, all together do not: by chance, as one of many "
+        )
+        said += "does. Rerun that shard's seed; if it repeats, suspect its machine"
         doubts.append(Notice(said, INCONCLUSIVE))
     if wealth.verdict() == "inconclusive" and wealth.tokens:
-        said = f"the evidence against the target's law is {wealth.evidence:.2g} after {wealth.tokens} tokens: more than"
-        said += f" {DOUBT:g}, less than {VIOLATION:g}. Go on with more tokens: --budget 10m"
+        said = f"the evidence against the target's distribution is {power(wealth.evidence)} after {wealth.tokens:,} "
+        said += f"tokens: between {DOUBT:g} and the limit {power(VIOLATION)}. Draw more tokens: --budget 10m"
         doubts.append(Notice(said, INCONCLUSIVE))
     return list(doubts)
 
@@ -87,7 +92,7 @@ def _vacuous(result: Audit, wealth: Wealth) -> list[str]:
     few = [name for name in result.facts.get(REGIMES, ()) if wealth.counts.get(name, 0) < ENOUGH]
     if wealth.supremum >= VIOLATION or not few or not result.tally.run:
         return []
-    said = f"fewer than {ENOUGH} sampled tokens in the regimes {', '.join(few)}"
+    said = f"fewer than {ENOUGH} sampled tokens in the regimes {one_line(', '.join(few), 70)}"
     if profile := result.options.profile:  # it says how few it draws
         return [f"{said}, in profile {profile.name}: an audit without a profile draws more"]
-    return [Notice(said, VACUOUS)]
+    return [Notice(f"{said}: draw more cases", VACUOUS)]

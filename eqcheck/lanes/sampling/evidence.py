@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from eqcheck.explanation.records import Explanation
+from eqcheck.explanation.statements import power
 from eqcheck.lanes.about import SAMPLING
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE
 from eqcheck.result.outcome import Outcome
@@ -55,7 +56,7 @@ class Gathered:
 
     @property
     def violated(self) -> bool:
-        """Whether the law is wrong: the evidence says so, or a token that has no probability."""
+        """Return whether the law is wrong: the evidence says so, or a token that has no probability."""
         return self.crossed or self.impossible is not None
 
     def exclusion(self) -> Exclusion:
@@ -89,11 +90,11 @@ def explained(outcome: Outcome, wealth: Wealth, cause: Named | None, impossible:
     clauses += [first.detail] if first else []
     if crossed:
         clauses.append(
-            f"the evidence against the target's law reached {evidence} within {wealth.tokens} tokens: with a "
-            f"right decoder that happens in 1 of {float(evidence):.2g} audits at most"
+            f"after {wealth.tokens:,} tokens the evidence against the target's distribution is "
+            f"{power(wealth.supremum)} (10^6 is the limit; a correct decoder reaches it once in a million audits)"
         )
     if not cause and crossed:
-        clauses += ["no part of a round leads clearly", *_hints(wealth)]
+        clauses += _hints(wealth)
     kind = cause.kind if cause else IMPOSSIBLE if impossible else "stray-law"
     facts: dict[str, int | str] = {"evidence": evidence, "tokens": wealth.tokens, "bet": best[0][0].name}
     facts |= {"likelier": f"1e{cause.log_factor / math.log(10):.0f}"} if cause else {}
@@ -105,7 +106,7 @@ def _hints(wealth: Wealth) -> list[str]:
     """Hints at a wrong law that has no name: the best bet, and the only kind of case that shows it."""
     best = wealth.best()[0][0]
     # A bet that earns from whatever is wrong is no hint.
-    hints = [] if best.kind == "stray-law" else [f"the bet that earns most is on tokens {best.expects}"]
+    hints = [] if best.kind == "stray-law" else [f"the best of the bets is that tokens are {best.expects}"]
     (most, name), *others = sorted(((log, name) for name, log in wealth.by_regime().items()), reverse=True)
     if (
         others
@@ -113,7 +114,7 @@ def _hints(wealth: Wealth) -> list[str]:
         and others[0][0] < math.log(NOTHING_SEEN)
         and f"regime_{name}" in SAMPLING.counters
     ):
-        hints.append(f"it shows only where {SAMPLING.counters[f'regime_{name}']}")
+        hints.append(f"it shows only in cases where {SAMPLING.counters[f'regime_{name}']}")
     return hints
 
 

@@ -83,7 +83,7 @@ def _to_name(done: SampledRun) -> dict[str, object]:
 
 
 def _alone(case: SampledCase, number: int) -> bool:
-    """Whether no other row has a prompt that is this row's, or begins it, or goes on with it."""
+    """Return whether no other row has a prompt that is this row's, or begins it, or goes on with it."""
     prompt = case.prompts[number]
     others = [other for row, other in enumerate(case.prompts) if row != number]
     return not any(prompt[: len(other)] == other[: len(prompt)] for other in others)
@@ -127,11 +127,11 @@ def impossible(case: Any, sampled: Mapping[int, SampledRow], outputs: Sequence[t
     places = [(number, index) for number, row in sampled.items() for index in row.impossible[:1]]
     for number, index in sorted(places, key=lambda place: sampled[place[0]].p[place[1]].max() < 1)[:1]:
         law, asked = sampled[number].p[index], sampling_of(case.options[number])
-        detail = f"new token {index} has the probability 0 under the options of row {number} ({asked})"
+        detail = f"new token {index} has probability 0 under the options of request {number} ({asked})"
         only = int(law.argmax()) if law.max() == 1 else None
         if only is not None:
-            alone = f"the options of row {number} ({asked}) leave id {only} alone"
-            detail = f"{alone} as new token {index}, the target's likeliest"
+            alone = f"the options of request {number} ({asked}) allow only token {only}"
+            detail = f"{alone} as new token {index}: the target's most likely one"
         return replace(explained(case, "sampling", IMPOSSIBLE, number, index, outputs[number], detail), expected=only)
     return None
 
@@ -240,7 +240,7 @@ def _wrong(case: SampledEngineCase, seen: RowJudgement) -> Explanation:
         seen.row,
         seen.first,
         seen.observed,
-        f"row {seen.row} is greedy, beside sampled rows, and is not what the target emits",
+        f"request {seen.row} is greedy, next to sampled ones, and is not what the target returns",
     )
     before = seen.observed[: seen.first]
     row = tuple(truth(case.checkpoint).row(case.rows[seen.row], before)) if seen.expected is not None else ()

@@ -70,13 +70,15 @@ def greedy_drawn(outcome: Outcome, try_case: TryCase) -> Outcome | None:
         answers = [one.outputs[number] for one in found if one.outputs]
         failed = next((one for one in found if one.failed and one.outputs), None)
         if failed and len(set(answers)) > 1 and _fits(fewer, number, answers) >= math.log(NAMED):
-            beside = "beside a sampled row" if len(rows) > 1 else "alone"
+            beside = "next to a sampled row" if len(rows) > 1 else "alone"
             return replace(failed, explanation=_explained(failed, number, beside), drawn=outcome.drawn)
     return None
 
 
 def _fits(case: SampledCase, number: int, answers: list[tuple[int, ...]]) -> float:
-    """How much likelier the tokens that are not the likeliest are at a temperature of 1 than all others alike."""
+    """Return how much likelier the tokens that are not the likeliest are at a temperature of
+    1 than all others alike.
+    """
     prompt, options = case.prompts[number], replace(case.rows[number], **UNCUT)
     total = 0.0
     for answer in answers:
@@ -91,7 +93,7 @@ def _fits(case: SampledCase, number: int, answers: list[tuple[int, ...]]) -> flo
 def _explained(outcome: Outcome, row: int, beside: str) -> Explanation:
     read, output = outcome.explanation, (outcome.outputs or ())[row]
     assert read is not None
-    detail = f"row {row} is greedy (temperature 0), and {beside} it emits other tokens with other random numbers: "
+    detail = f"request {row} is greedy (temperature 0), but {beside} it returns other tokens with other random numbers"
     return Explanation(
         "sampling",
         "greedy-drawn",
@@ -99,7 +101,7 @@ def _explained(outcome: Outcome, row: int, beside: str) -> Explanation:
         token_index=read.token_index if read.row == row else None,
         expected=read.expected if read.row == row else None,
         observed=read.observed if read.row == row else None,
-        detail=f"{detail}it is drawn",
+        detail=f"{detail}: it is sampled",
         expected_row=read.expected_row if read.row == row else (),
         observed_row=output,
         wrong_rows=(row,),

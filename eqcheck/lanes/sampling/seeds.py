@@ -1,4 +1,4 @@
-"""Whether rows with seeds come out again as the decoder promises, and whether rows without one do not."""
+"""Check that rows with seeds repeat as the decoder promises, and that rows without one do not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HARDLY = 30.0  # nats: what a right decoder repeats by chance once in 10^13 tim
 
 
 def repeated(done: SampledRun, decode: Decode) -> Explanation | None:
-    """Whether rows without a seed emit the same again, with other random numbers, which is hardly possible.
+    """Return whether rows without a seed emit the same again, with other random numbers, which is hardly possible.
 
     Only some of the cases are decoded again; which, their entropy says.
     """
@@ -37,7 +37,7 @@ def repeated(done: SampledRun, decode: Decode) -> Explanation | None:
         "sampling",
         "shared-noise",
         row=min(free),
-        detail=f"the same request with fresh random numbers emits the same {len(likely)} tokens again in its rows "
+        detail=f"the same request with fresh random numbers returns the same {len(likely)} tokens again in its rows "
         "without a seed: requests share random numbers",
         observed_row=outputs[min(free)],
         wrong_rows=tuple(free),
@@ -79,10 +79,10 @@ def trials(case: Any, seeded: Sequence[int]) -> Iterator[tuple[str, str, Any, An
     if case.seeded == case.sampled:
         yield "repeatable", "the same request again", None, again, every
     elif level >= 2:
-        yield "repeatable", "the row alone once more", case.of(alone), again.of(alone), alone
+        yield "repeatable", "the request alone again", case.of(alone), again.of(alone), alone
     if level >= 2:
-        yield "mates", "the rows in another order", None, again.of(every[::-1]), every[::-1]
-        yield "mates", "the row alone", None, again.of(alone), alone
+        yield "mates", "the requests in another order", None, again.of(every[::-1]), every[::-1]
+        yield "mates", "the request alone", None, again.of(alone), alone
     if level >= 3:
         yield "speculation", "another K", None, replace(again, num_draft_tokens=case.num_draft_tokens % 4 + 1), every
 
@@ -105,5 +105,5 @@ def _broken(case: Any, row: int, level: str, what: str, first: tuple[int, ...], 
         subject=level if level != "repeatable" else "",
         tied=True,
     )
-    emits = f"row {row} has the seed {seed}, and with {what} it emits other tokens from new token {index} on"
+    emits = f"request {row} has seed {seed}, but with {what} it returns other tokens from new token {index} on"
     return read.saying(emits, f"the decoder promises seeds={case.promise!r}")

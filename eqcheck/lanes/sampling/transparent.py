@@ -44,7 +44,7 @@ class TransparentTarget(SampledTarget):
         drawn = tuple(family for family in self.families if family in self.claimed) or self.families
         takes = decoder.padding_sides, decoder.capabilities, min(8, options.bounds.rows)
         promised = decoder.seeds, decoder.option_order, decoder.requires
-        self.source = SampledCases(options.seed, drawn, *takes, *promised)
+        self.source = SampledCases(options.seed, drawn, *takes, *promised, opening=not options.profile)
         self._read: tuple[Gathered | None, int, list[Read]] = (None, 0, [])  # what so many outcomes say
 
     @contextmanager
@@ -69,7 +69,7 @@ class TransparentTarget(SampledTarget):
             greedy = running.try_case(outcome.case.greedy(), opinion=True)
         if greedy.failed:
             return replace(greedy, drawn=outcome.drawn)
-        detail = f"reading says {read.fingerprint} where rows are sampled; with greedy rows the request is right"
+        detail = f"the trace of sampled rows shows {read.fingerprint}, but with greedy rows the request is correct"
         unclear = replace(read, component="unattributed", kind="unattributed", detail=detail, facts={}, subject="")
         return replace(outcome, explanation=unclear)
 

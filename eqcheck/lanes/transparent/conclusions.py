@@ -9,9 +9,10 @@ from math import exp, lgamma
 
 from eqcheck.attribution.losses import all_warnings, lost, settled
 from eqcheck.contract.decoders import CACHE_STATES
+from eqcheck.contract.escaping import one_line
 from eqcheck.contract.family import FAMILY
 from eqcheck.explanation.records import many
-from eqcheck.lanes.about import TRANSPARENT
+from eqcheck.lanes.about import TRANSPARENT, in_axis
 from eqcheck.lanes.transparent.coverage import vacuous
 from eqcheck.result import declining
 from eqcheck.result.findings import ENOUGH_TO_CALL_STALE, Audit, Finding
@@ -27,7 +28,8 @@ def conclusions(result: Audit) -> None:
     tally = result.tally
     unminimised = sum(not finding.minimised for finding in (*result.violations, *result.discoveries))
     if unminimised and not result.interrupted:
-        result.warnings.append(f"not minimised: {many(unminimised, 'violation')}; the time budget was used up")
+        said = f"the time ended before {many(unminimised, 'violation')} could be made small"
+        result.warnings.append(f"{said}: give the audit more time (--budget)")
     keeps_state = any(finding.explanation.component == "state" for finding in result.findings)
     if result.doubtful and not keeps_state:  # what does not repeat once may not the next time either
         result.findings = [replace(finding, standing="inconclusive") for finding in result.findings]
@@ -68,12 +70,12 @@ def _with_axes(result: Audit, finding: Finding) -> Finding:
 
 
 def _cases(places: Places) -> int:
-    """How many cases are counted: each has one family."""
+    """Return how many cases are counted: each has one family."""
     return sum(count for (axis, _), count in places.items() if axis == "family")
 
 
 def table(failing: Places, run: Places) -> dict[str, dict[str, list[int]]]:
-    """Per axis and value ``[failing cases, cases run]``; the failing ones are among those run."""
+    """Return per axis and value ``[failing cases, cases run]``; the failing ones are among those run."""
     counts: dict[str, dict[str, list[int]]] = {axis: {} for axis in TRANSPARENT.axes}
     for axis, value in sorted(run):
         counts[axis][value] = [failing[axis, value], run[axis, value]]
@@ -96,7 +98,7 @@ def lying(
     """
     said, crashing = [], crashing or Counter()
     failed, total = _cases(failing), _cases(failing) + _cases(right)
-    beside = f"; not counted are {many(hidden, 'case')} of another failure" if hidden else ""
+    beside = f"; {many(hidden, 'case')} of another failure not counted" if hidden else ""
     for axis, values in table(failing, failing + right).items():
         spared = {value: of for value, (failed_there, of) in values.items() if not failed_there}
         while spared:
@@ -108,16 +110,16 @@ def lying(
             del spared[least]
         hit = [value for value, (failed_there, _) in values.items() if failed_there]
         if spared and hit and (smallest or {}).get(axis) not in spared:
-            sides = [f"{named(axis, *hit)}: {failed} of {sum(values[value][1] for value in hit)} cases"]
-            sides += [f"not seen with {named(axis, value)}: 0 of {of}" for value, of in spared.items()]
+            sides = [f"only with {in_axis(axis, *hit)} ({failed} of {sum(values[value][1] for value in hit)} cases)"]
+            sides += [f"never with {in_axis(axis, value)} (0 of {of})" for value, of in spared.items()]
             unsure = {value: of for value, (_, of) in values.items() if value not in (*hit, *spared)}
-            sides += [f"{named(axis, value)}: 0 of {of}, which may be chance" for value, of in unsure.items()]
-            said.append("; ".join(sides) + beside)
+            sides += [f"with {in_axis(axis, value)} 0 of {of}, which may be chance" for value, of in unsure.items()]
+            said.append(", ".join(sides) + beside)
     if crashed := _cases(crashing):
         dark = [place for place in sorted(crashing) if not (failing[place] or right[place])]
         here = f"{many(crashing[dark[0]], 'case')} {_crash(crashing[dark[0]])}" if len(dark) == 1 else "cases crash"
-        said += [f"not known for {', '.join(named(*place) for place in dark)}, where {here}"] if dark else []
-        shown = f"{failed} of {total} cases that do not fail otherwise; no condition is sure"
+        said += [f"not known for {', '.join(in_axis(*place) for place in dark)}, where {here}"] if dark else []
+        shown = f"{failed} of {total} cases that do not fail in another way; no condition is certain"
         hides = f"{many(crashed, 'other case')} {_crash(crashed)}, and may hide a condition"
         said = said or [f"{shown}; {hides}"]
     return said
@@ -132,23 +134,10 @@ def _log_comb(n: int, k: int) -> float:
     return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
 
 
-def named(axis: str, *values: str) -> str:
-    """Values of an axis in words.
-
-    >>> named("rows", "2", "3+"), named("num_draft_tokens", "1", "2-4"), named("padding_side", "right")
-    ('2 or more rows', 'K of 1 or 2-4', 'right padding')
-    """
-    text = " or ".join(values)
-    for ranges, words in (("2 or 3+", "2 or more"), ("2-4 or 5+", "2 or more"), ("+", " or more")):
-        text = text.replace(ranges, words)
-    if axis == "rows":
-        return "1 row" if values == ("1",) else f"{text} rows"
-    name = {"family": "family", "cache_state": "cache state", "num_draft_tokens": "K of"}.get(axis)
-    return f"{name} {text}" if name else f"{text} padding"
-
-
 def _with_others(result: Audit, finding: Finding) -> list[str]:
-    """Whether rows end early in every round in which another row ends, and in no other round, as far as was seen."""
+    """Return whether rows end early in every round in which another row ends, and in no other round,
+    as far as was seen.
+    """
     claimed = result.claims(finding.case)
     drawn = [one for one in result.outcomes if result.claims(one.case) == claimed and not one.declined]
     failing = [one.explanation.facts for one in drawn if one.explanation and one.symptom in finding.seen]
@@ -156,8 +145,8 @@ def _with_others(result: Audit, finding: Finding) -> list[str]:
     if finding.fingerprint != "bookkeeping/premature-stop" or len(failing) < _ENOUGH:
         return []
     for does, of_failing, of_right in (
-        ("emitted an EOS", {"eos_rows"}, {"eos_before_others"}),
-        ("reached the limit", {"limit_rows"}, {"limit_before_others"}),
+        ("reached an EOS", {"eos_rows"}, {"eos_before_others"}),
+        ("reached max_new_tokens", {"limit_rows"}, {"limit_before_others"}),
         ("ended", {"eos_rows", "limit_rows"}, {"eos_before_others", "limit_before_others"}),
     ):
         if all(of_failing & facts.keys() for facts in failing) and not any(of_right & seen for seen in right):
@@ -169,7 +158,7 @@ def _with_others(result: Audit, finding: Finding) -> list[str]:
 
 
 def _matrix(result: Audit) -> dict[str, dict[str, object]]:
-    """Per family what the drawn cases showed; failures that do not repeat are no violations."""
+    """Return per family what the drawn cases showed; failures that do not repeat are no violations."""
     doubtful = {(symptom, result.claims(group.case)) for group in result.doubtful for symptom in group.seen}
     matrix: dict[str, dict[str, object]] = {}
     for family in result.families:
@@ -190,7 +179,7 @@ def _matrix(result: Audit) -> dict[str, dict[str, object]]:
 
 
 def _cache_states(result: Audit) -> dict[str, int | str]:
-    """How many cases were of each cache state, or why none was."""
+    """Return how many cases were of each cache state, or why none was."""
     counts = result.tally.places(lambda one: one.claimed and not one.declined)
     states: dict[str, int | str] = {}
     for state in CACHE_STATES:
@@ -206,9 +195,10 @@ def luck_warnings(result: Audit) -> list[str]:
     warnings = []
     for fingerprint, count in result.tally.lucky.most_common():
         first = next((one for one in result.outcomes if one.luck[0] == fingerprint), None)
-        where = f"; the first is {first.luck[1]} of case {first.case.id} ({first.case.family})" if first else ""
+        where = f", first in {one_line(first.luck[1], 40)} of case {first.case.id}" if first else ""
         warnings.append(
-            f"BY LUCK: {fingerprint} in {many(count, 'case')} whose output is right: what a query saw was wrong{where}"
+            f"BY CHANCE: in {many(count, 'case')} a query saw something wrong ({fingerprint}), and the output is still "
+            f"correct{where}"
         )
     return warnings
 
@@ -221,15 +211,15 @@ def _about_claims(result: Audit) -> list[str]:
     warnings += all_warnings(tally.losses)
     warnings += luck_warnings(result)
     if tally.drawn and not (tally.run or tally.declined):
-        warnings.append("no case was of a family that the decoder claims: this says nothing about its claim")
+        warnings.append("no case was of a family that the decoder claims: audit without --families for a verdict on it")
     if result.stale:
         warnings += [
-            f"STALE: {fingerprint} is declared as known but not seen in {tally.run} cases; remove it"
+            f"STALE: {fingerprint} is declared as known and did not occur in {tally.run} cases; remove it"
             for fingerprint in result.stale
         ]
     elif result.unseen and tally.run:
         warnings.append(
-            f"declared as known but not seen: {', '.join(result.unseen)}; {tally.run} cases are too few "
-            f"to tell whether that is stale ({ENOUGH_TO_CALL_STALE} over all claimed families are enough)"
+            f"declared as known and not seen in {tally.run} cases: {one_line(', '.join(result.unseen), 60)}; use "
+            f"--cases {ENOUGH_TO_CALL_STALE} to learn whether that is stale"
         )
     return warnings

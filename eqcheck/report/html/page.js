@@ -2,30 +2,28 @@
 (() => {
   const all = (selector, within = document) => Array.from(within.querySelectorAll(selector));
   const words = {
-    "seen": "sees it, rightly", "unseen": "does not see it, rightly",
-    "wrongly-seen": "sees it and should not", "wrongly-hidden": "does not see it and should",
-    "seen-unjudged": "sees it", "unseen-unjudged": "does not see it",
+    "seen": "attends to it, as it should", "unseen": "does not attend to it, as it should",
+    "wrongly-seen": "attends to it and must not", "wrongly-hidden": "does not attend to it and must",
+    "seen-unjudged": "attends to it", "unseen-unjudged": "does not attend to it",
   };
 
   // The pictures: what a cell says, under the pointer or at the arrow keys. A picture is looked into when it is used.
   const parts_of = (picture) => {
-    const rows = all("tbody tr[data-query]", picture);
+    const rows = all("tbody tr[data-slot]", picture);
     return {
-      slots: all(".holds th[title]", picture), rows, cells: rows.map((row) => all("td.c", row)),
+      queries: all("th[data-query]", picture), rows, cells: rows.map((row) => all("td.c", row)),
       readout: picture.querySelector(".readout"),
     };
   };
-  const tell = ({ slots, rows, cells, readout }, y, x) => {
-    const what = slots[x].title;
-    const said = y < 0 ? what : what + "; " + rows[y].dataset.query + " " + words[cells[y][x].classList[1]];
+  const tell = ({ queries, rows, cells, readout }, y, x) => {
+    const what = rows[y].dataset.slot;
+    const said = x < 0 ? what : what + "; " + queries[x].dataset.query + " " + words[cells[y][x].classList[1]];
     readout.textContent = said.charAt(0).toUpperCase() + said.slice(1) + ".";
   };
   document.addEventListener("pointerover", (event) => {
-    const one = event.target.closest && event.target.closest(".picture td.c, .picture .holds th[title]");
+    const one = event.target.closest && event.target.closest(".picture td.c, .picture tbody th");
     if (!one) return;
-    const picture = parts_of(one.closest(".picture"));
-    if (one.tagName === "TH") return tell(picture, -1, picture.slots.indexOf(one));
-    const y = picture.rows.indexOf(one.parentElement);
+    const picture = parts_of(one.closest(".picture")), y = picture.rows.indexOf(one.parentElement);
     if (y >= 0) tell(picture, y, picture.cells[y].indexOf(one));
   });
   const unmark = (area) => all(".at", area).forEach((cell) => cell.classList.remove("at"));
@@ -34,13 +32,13 @@
     const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
     if (!area || !move || event.ctrlKey || event.metaKey || event.altKey) return;
     const picture = parts_of(area.parentElement), { rows, cells } = picture;
-    if (!rows.length || !picture.slots.length) return;
+    if (!rows.length || !picture.queries.length) return;
     event.preventDefault();
     let y = rows.findIndex((row) => row.querySelector(".at"));
     let x = y < 0 ? -1 : cells[y].findIndex((cell) => cell.classList.contains("at"));
     const within = (value, length) => Math.min(Math.max(value, 0), length - 1);
-    if (y < 0) [y, x] = [Math.max(rows.findIndex((row) => row.classList.contains("marked")), 0), 0];
-    else [y, x] = [within(y + move[0], rows.length), within(x + move[1], picture.slots.length)];
+    if (y < 0) [y, x] = [0, Math.max(picture.queries.findIndex((one) => one.classList.contains("marked")), 0)];
+    else [y, x] = [within(y + move[0], rows.length), within(x + move[1], picture.queries.length)];
     unmark(area);
     cells[y][x].classList.add("at");
     cells[y][x].scrollIntoView({ block: "nearest", inline: "nearest" });
@@ -55,7 +53,7 @@
     for (const { target, isIntersecting } of entries) {
       if (!isIntersecting) continue;
       watch.unobserve(target);
-      const wrong = target.querySelector("td[class*=wrongly], .carried .bad");
+      const wrong = target.querySelector("td[class*=wrongly], th.marked");
       if (wrong && target.scrollWidth > target.clientWidth) {
         target.scrollLeft = Math.max(0, wrong.offsetLeft + wrong.offsetWidth - target.clientWidth + 40);
       }
