@@ -52,7 +52,7 @@ CAUSES = """
 
 A cause links to its page, which has the script that shows it. *Known* links to a thread that describes the same fault.
 No thread was found for the others when titles and beginnings of stored threads were searched. Nothing on this page has
-been filed upstream so far. *Also without*: the engine is wrong without speculation, too.
+been filed upstream so far. *Also without drafts*: the engine is wrong without speculation, too.
 
 """
 TRIED = "A cause is named where one of its stored cases ran; other rows may have it, too.\n"
@@ -164,7 +164,7 @@ def _causes(every: Sequence[Finding]) -> str:
             links += [f"[{short(url)}]: {url}" for url in finding.known]
             cause, known = f"[{finding.name}][{label}]", _known(finding, "[{name}]")
             rows.append([engine.name, cause, finding.effect, known, "yes" if finding.without_speculation else ""])
-    made = _table(["engine", "cause", "effect", "known", "also without"], rows)
+    made = _table(["engine", "cause", "effect", "known", "also without drafts"], rows)
     return made + "\n" + "\n".join(dict.fromkeys(links)) + "\n"
 
 

@@ -198,7 +198,7 @@ def test_a_claim_of_which_all_is_declined_is_vacuous(what: str, claims: Any) -> 
     narrow = {"families": ("rotary",), "cache_states": ("empty",)}
     result = audit(made(picky, **{**narrow, **claims}), Options(cases=60))
     assert result.verdict == "equivalent"
-    assert any(f"every case of {what} was declined" in warning for warning in vacuous(result))
+    assert any(f"cases of {what} were declined" in warning for warning in vacuous(result))
     assert len(vacuous(result)) <= 2
 
 

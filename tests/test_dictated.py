@@ -127,7 +127,8 @@ def test_every_pattern_that_is_asked_for_is_seen_to_be_played(tmp_path: Path) ->
     assert "rounds with dictated drafts were seen to be played as asked" in text
 
 
-OTHERS, LOST, NONE = "given other draft tokens than the dictated ones", "right ones were lost", "VACUOUS: draft tokens"
+OTHERS, LOST = "got other draft tokens than the dictated ones", "correct draft tokens were not accepted"
+NONE = "VACUOUS: draft tokens"
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_a_draft_that_is_out_of_step_is_told_where_calls_are_made_twice() -> Non
 def test_no_share_is_more_than_the_whole() -> None:
     (warning,) = draft_warnings(Counter({"rounds": 90, "ideal": 20, "allowed": 40, "lost": 50}))
     assert "%" not in warning
-    assert "90 rounds were made where 20 do, so some committed nothing" in warning
+    assert "90 rounds where 20 do: some committed nothing" in warning
 
 
 # Answers to a part of the prompt:

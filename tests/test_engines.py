@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny import KINDS, VOCABULARY, noisy, tiny
 
+from eqcheck.contract.cache_names import cache_of
 from eqcheck.oracle.check import Oracle
 
 ENGINES = {
@@ -214,7 +215,7 @@ def test_out_of_memory_says_what_fits(name: str, monkeypatch: pytest.MonkeyPatch
     def full(*args: Any, **kwargs: Any) -> Any:
         held.clear()
         forward(*args, **kwargs)
-        held.extend(weakref.ref(layer.keys) for layer in kwargs["past_key_values"].layers)
+        held.extend(weakref.ref(layer.keys) for layer in cache_of(kwargs).layers)
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory")
 
     def told() -> str:

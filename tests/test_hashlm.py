@@ -548,7 +548,11 @@ def test_provenance_travels_with_the_entries() -> None:
         ({"attention_mask": torch.ones(2, 1, 4, 3)}, ValueError, r"\[2, heads, 4, 4\], got shape \[2, 1, 4, 3\]"),
         ({"position_ids": WHERE}, ValueError, r"position_ids: expected \[2, 4\], got shape \[2, 7\]"),
         ({"position_ids": WHERE[None, :, :4]}, ValueError, r"expected \[2, 4\], got shape \[1, 2, 4\]"),
-        ({"past_key_values": ((IDS, IDS),)}, TypeError, "past_key_values: expected a cache of transformers .* tuple"),
+        (
+            {"past_key_values": ((IDS, IDS),)},
+            TypeError,
+            "(past_key_values|cache): expected a cache of transformers .* tuple",
+        ),
         ({"past_key_values": hash_lm("rotary")(IDS[:1]).past_key_values}, ValueError, "expected a cache of 2 rows .*1"),
     ],
 )

@@ -140,7 +140,7 @@ def test_rows_that_share_pages_in_a_call_without_a_batch_are_right() -> None:
 def test_options_of_rows_are_asked_of_a_decoder_that_is_called_with_models() -> None:
     decoder = eqcheck.load(f"{WILD / 'without_penalties.py'}")
     lanes = lanes_of(decoder, Options(cases=60))
-    assert [(lane.result.lane, lane.total) for lane in lanes] == [("transparent", 60), ("checkpoint", 20)]
+    assert [(lane.result.lane, lane.total) for lane in lanes] == [("transparent", 45), ("checkpoint", 15)]
     assert len(lanes_of(replace(decoder, capabilities=()), Options(cases=60))) == 1
     result = audit(decoder, Options(cases=150))
     assert {finding.explanation.component for finding in result.violations} == {"options"}

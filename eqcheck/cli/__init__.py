@@ -16,6 +16,7 @@ from eqcheck.cli import (
     audit,
     bench,
     checkpoint,
+    common,
     completion,
     configured,
     explain,
@@ -37,6 +38,7 @@ COMMANDS = (new, audit, gate, replay, report, kinds, explain, listing, checkpoin
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; as a program, exit with it even if a decoder left threads running."""
+    common.own_process = argv is None
     code = _run(argv)
     if argv is None and any(not one.daemon and one is not threading.main_thread() for one in threading.enumerate()):
         for stream in (sys.stdout, sys.stderr):

@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eqcheck import __version__
-from eqcheck.cli import outputs
+from eqcheck.campaign.events import Working
+from eqcheck.cli import common, outputs
 from eqcheck.cli.arguments import add_bounds, case_seconds, families, natural, positive, seconds, share, size
 from eqcheck.cli.common import broken, examples, import_models, stdout_to_stderr
 from eqcheck.cli.plan import Plan
-from eqcheck.contract import extras, known_violations, registry, repository
+from eqcheck.contract import extras, known_violations, registry, repository, versions
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.family import LLAMA
 from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
+from eqcheck.report.progress import progress
 
 if TYPE_CHECKING:
     from eqcheck.campaign.events import Listener
@@ -149,28 +151,32 @@ def execute(plan: Plan) -> int:
     """Audit every decoder of the plan, write the reports, tell them; returns the exit code."""
     if plan.pair:
         repository.find("eqcheck audit --pair")
-    if plan.asked.profile:
-        _stage(f"eqcheck {__version__}, {plan.asked.profile.line}", plan)
-    _stage("" if "torch" in sys.modules else "loading torch", plan)
-    import_models()
-    from eqcheck.campaign import processes
-    from eqcheck.selfcheck.faults import short
+    if plan.asked.profile and not (plan.json or plan.quiet):
+        print(f"eqcheck {__version__}, {plan.asked.profile.line}", file=sys.stderr, flush=True)
+    known: dict[str, set[str]] = {}
+    with progress(plan.json or plan.quiet, known) as shown:
+        if "torch" not in sys.modules:
+            shown(Working("", "models"))
+        import_models()
+        if common.own_process:
+            from eqcheck.workers.fork import calls_no_decoder
 
-    _check_installed(plan)
-    plan = replace(plan, asked=replace(plan.asked, families=_targets(plan.target) or plan.asked.families))
-    # A print of a decoder must not mix with the one JSON object; worker processes inherit where it goes.
-    with stdout_to_stderr() if plan.json else contextlib.nullcontext():
-        decoders = processes.load_all(plan.specs or registry.self_contained())
-    plan.check(decoders)
-    _stage("self-check", plan)
-    if failures := short().failures:
-        return broken(failures)
-    places = plan.folders(decoders)
-    if strangers := known_violations.unheard(plan.known, list(places)):
-        print(f"eqcheck: --known {printable(str(plan.known_file))} {strangers}", file=sys.stderr)
-    if older := known_violations.older(decoders, registry.shipped()):
-        print(f"eqcheck: {printable(older)}", file=sys.stderr)
-    found = _reported(plan, decoders, places)
+            calls_no_decoder()
+        if newer := versions.untested():
+            print(f"eqcheck: {newer}", file=sys.stderr)
+        plan, decoders = _loaded(plan, shown)
+        shown(Working("", "self-check"))
+        from eqcheck.selfcheck.faults import short
+
+        if failures := short().failures:
+            return broken(failures)
+        places = plan.folders(decoders)
+        if strangers := known_violations.unheard(plan.known, list(places)):
+            print(f"eqcheck: --known {printable(str(plan.known_file))} {strangers}", file=sys.stderr)
+        if older := known_violations.older(decoders, registry.shipped()):
+            print(f"eqcheck: {printable(older)}", file=sys.stderr)
+        known |= known_violations.passing(plan.known, decoders, plan.today)
+        found = _reported(plan, decoders, places, shown)
     if not found:  # interrupted before there was anything
         raise KeyboardInterrupt
     done = {name: found[name] for name in places if name in found}
@@ -179,11 +185,26 @@ def execute(plan: Plan) -> int:
     return exit_code([audit for audit, _ in done.values()], plan.allow_known, plan.max_draft_loss)
 
 
-def _reported(plan: Plan, decoders: Sequence[Decoder], places: Mapping[str, Path]) -> dict[str, tuple[Audit, Report]]:
+def _loaded(plan: Plan, shown: Listener) -> tuple[Plan, list[Decoder]]:
+    """The plan with the families of its real models, and the decoders that it names."""
+    from eqcheck.campaign import processes
+
+    _check_installed(plan)
+    shown(Working("", "decoder"))
+    plan = replace(plan, asked=replace(plan.asked, families=_targets(plan.target) or plan.asked.families))
+    # A print of a decoder must not mix with the one JSON object; worker processes inherit where it goes.
+    with stdout_to_stderr() if plan.json else contextlib.nullcontext():
+        decoders = processes.load_all(plan.specs or registry.self_contained())
+    plan.check(decoders)
+    return plan, decoders
+
+
+def _reported(
+    plan: Plan, decoders: Sequence[Decoder], places: Mapping[str, Path], shown: Listener
+) -> dict[str, tuple[Audit, Report]]:
     """The audits, each with its report, which is written as soon as the audit ends."""
     from eqcheck.campaign import processes
     from eqcheck.report.build import write
-    from eqcheck.report.terminal import progress
     from eqcheck.result import losses
     from eqcheck.store.corpus import shared_corpus
 
@@ -191,13 +212,11 @@ def _reported(plan: Plan, decoders: Sequence[Decoder], places: Mapping[str, Path
     with contextlib.ExitStack() as stack:
         stack.enter_context(stdout_to_stderr() if plan.json else contextlib.nullcontext())
         corpus = stack.enter_context(shared_corpus(plan.corpus)) if plan.corpus else None
-        shown = stack.enter_context(
-            progress(plan.json or plan.quiet, known_violations.passing(plan.known, decoders, plan.today))
-        )
         listen = stack.enter_context(outputs.events(plan, shown))
         asked = replace(plan.asked, corpus=corpus)
         for audit in _audits(decoders, asked, places, plan.cluster, listen):
             decoder = audit.decoder
+            shown(Working("", "report"))
             if plan.pair and audit.lane == "transparent" and LLAMA in decoder.families and not audit.interrupted:
                 audit.real_pair = processes.pair(decoder, asked)
             audit.list_known(plan.known, plan.today, plan.known_strict)
@@ -216,12 +235,6 @@ def _text(plan: Plan, reports: Sequence[Report], places: Sequence[str]) -> str:
     from eqcheck.report.terminal import summary
 
     return printable(summary(reports, places))
-
-
-def _stage(text: str, plan: Plan) -> None:
-    """Say which step begins, for those who watch: torch alone takes seconds."""
-    if text and not plan.json and not plan.quiet:
-        print(text, file=sys.stderr, flush=True)
 
 
 def _check_installed(plan: Plan) -> None:

@@ -23,6 +23,14 @@ EPILOG = (
 )
 
 
+_BARS = ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
+"""Variables that keep transformers ("Loading weights") and engines from drawing bars of their own over our line."""
+
+
+own_process = False
+"""Whether this process is the command and nothing else, so that no decoder was called in it before."""
+
+
 def examples(*lines: str, codes: bool = False) -> str:
     """Return the end of a command's help: example commands, a line each, and the exit codes if wanted.
 
@@ -52,6 +60,8 @@ def import_models() -> None:
     """Import torch and transformers, which is most of the run time of a short command."""
     if "transformers.generation.utils" in sys.modules:
         return
+    for name in _BARS:  # also for the processes in which decoders run
+        os.environ.setdefault(name, "1")
     gc.disable()  # their many objects last, and the collector would walk them over and over: a sixth of the time
     try:
         import transformers.generation.utils  # noqa: F401

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     os.environ[SEED] = str(seed or "")  # for the processes as well; the catalogue reads it when it is imported
     import_models()
     try:
-        from eqcheck.report.terminal import progress
+        from eqcheck.report.progress import progress
         from eqcheck.selfcheck.faults import selfcheck
 
         with progress(quiet=options.json) as listen:

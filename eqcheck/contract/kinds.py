@@ -215,11 +215,11 @@ FINGERPRINTS = tuple(kind.fingerprint for kind in _RECORDS)
 
 # The wrong input of a draft head, in words, by the name of its kind.
 HEAD_LOSSES = {
-    "torn": "its input is no hidden state of the target: zeros, changed numbers, or a mix of two states",
+    "torn": "its input is no hidden state of the target, but zeros, changed numbers or a mix",
     "wrong-layer": "its input comes from another layer than the last",
     "own": "its input is its own hidden state where the target's is due",
     "wrong-row": "its input is another row's hidden state",
     "stale": "its input is the hidden state of an earlier call",
-    "wrong-column": "its input is the hidden state of another column of the verified block",
+    "wrong-column": "its input is the hidden state of another column of the block",
     "token-shift": "its hidden states are paired with the wrong tokens",
 }

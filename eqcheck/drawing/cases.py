@@ -22,6 +22,8 @@ from eqcheck.truth.continuation import continue_rows, continued
 
 VOCAB_SIZE = 128  # prompts are made of these ids
 FIRST_ID, LAST_ID = 0, VOCAB_SIZE - 1  # ids that code is apt to treat in a special way
+DRAWN_OPTIONS = ("stop-sequences", "cancel", "logprobs")
+"""Capabilities that add options to cases of the transparent target."""
 T = TypeVar("T")
 
 
@@ -223,7 +225,7 @@ def _state(
     choose: Choices, claims: Claims, family: str, prompts: list[Prompt], bounds: Bounds
 ) -> tuple[tuple[Prompt, ...], dict[str, Any]]:
     """The prompts as a cache state has them, and the state with its parameters; two cases in three start empty."""
-    possible = [state for state in claims.cache_states if _fits(state, family, bounds)] or ["empty"]
+    possible = [state for state in claims.cache_states if fits(state, family, bounds)] or ["empty"]
     more = 2 * (len(possible) - 1) if "empty" in possible else 0
     options = ["empty"] * more + possible
     name = choose.pick(options + ["tree"] * (len(options) if "tree" in possible else 0))
@@ -248,7 +250,8 @@ def _state(
     return tuple(prompts), fields
 
 
-def _fits(state: str, family: str, bounds: Bounds) -> bool:
+def fits(state: str, family: str, bounds: Bounds) -> bool:
+    """Whether cases of a family can be of a cache state within the bounds."""
     if state == "wrapped":
         window = FAMILY[family].lower.window
         return bool(FAMILY[family].layer_types) and bounds.prompt > (window or 0)

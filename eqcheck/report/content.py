@@ -107,13 +107,32 @@ class Content:
             where = [name for name in unclaimed if finding.fingerprint in self.r.matrix[name].fingerprints]
             named = ", ".join(where or [str(finding.case.get("family", "-"))])
             return f"{cases(finding)} of families that are not claimed ({named})"
-        drawn = self.shown_by(finding, f"{finding.count} of {many(self.r.cases.run, 'case')}")
+        drawn = self.shown_by(finding, self.counted(finding))
         drawn += "; the output does not repeat" if standing == "inconclusive" else ""
         return f"{drawn}, known" if finding.known else drawn
 
     def shown_by(self, finding: ReportedViolation, of: str = "") -> str:
         """Describe in how many cases a finding shows, in the words ``of`` that, or that all sampled tokens show it."""
         return "all sampled tokens" if self.law_alone and finding.evidence.of_law else of or cases(finding)
+
+    def counted(self, finding: ReportedViolation) -> str:
+        """How many of the drawn cases show a finding, and how many of the stored ones, each as far as there are any."""
+        drawn, stored = self.r.cases.run, self.r.corpus.replayed
+        if not finding.stored:
+            return f"{finding.count} of {many(drawn, 'case')}"
+        if not drawn:
+            return f"{finding.stored} of {many(stored, 'stored case')}"
+        return f"{finding.count} of {drawn} drawn, {finding.stored} of {stored} stored"
+
+    @property
+    def extent(self) -> str:
+        """How many cases the verdict is about and, of a violation, how many fail; stored cases are told apart."""
+        drawn, stored = self.r.cases, self.r.corpus
+        failed = drawn.violation if self.r.verdict == "violation" else 0
+        told = f" in {failed} of {many(drawn.run, 'case')}" if failed else f", {many(drawn.run, 'case')}"
+        if stored.failing and not drawn.run:
+            return f" in {stored.failing} of {many(stored.replayed, 'stored case')}"
+        return told + (f" and {stored.failing} of {stored.replayed} stored" if stored.failing else "")
 
     @property
     def near_ties(self) -> list[str]:

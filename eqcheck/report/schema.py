@@ -15,6 +15,7 @@ import msgspec
 from eqcheck.contract.escaping import cleaned
 from eqcheck.explanation.notice import Notice, with_kinds
 from eqcheck.explanation.records import Explanation
+from eqcheck.result.claims import Unreached
 from eqcheck.result.findings import LawEvidence, OtherCase, RealPair
 from eqcheck.result.outcome import NearTie
 from eqcheck.result.story import Story
@@ -100,7 +101,8 @@ class ReportedViolation:
     ``evidence`` has all the facts that were seen. ``axes`` are ``[failing, run]`` cases by the values of each axis,
     and ``only`` says on which of them the failing ones lie. ``known`` is the link that the decoder declares for it, or
     that the user lists it with; only then ``known_until`` is the last day on which it passes. ``story`` is what
-    befell the row, where the calls were seen. ``others`` are some of the other cases that show it.
+    befell the row, where the calls were seen. ``others`` are some of the other cases that show it. ``count`` is of
+    drawn cases alone, ``stored`` of those that earlier audits left in the corpus.
     """
 
     fingerprint: str
@@ -123,6 +125,7 @@ class ReportedViolation:
     story: Story | None = None
     known_until: str | None = None
     others: tuple[OtherCase, ...] = ()
+    stored: Count = 0
 
     @property
     def caused(self) -> bool:
@@ -204,6 +207,7 @@ class Report:
     - ``outdated``: why an audit fails without a violation: known violations that expired or no longer occur, or too
       many lost draft tokens.
     - ``written``: the date in UTC; ``command``: the command as typed.
+    - ``unreached``: claims of the decoder that no drawn case tested, each with how many cases would have.
     """
 
     format: Literal["eqcheck-report/2"]
@@ -249,6 +253,7 @@ class Report:
     laws: Count = 0
     due_drafts: dict[str, tuple[Count, Count]] = field(default_factory=dict)
     pairs: dict[str, Count] = field(default_factory=dict)
+    unreached: tuple[Unreached, ...] = ()
 
     @property
     def noticed(self) -> list[Notice]:

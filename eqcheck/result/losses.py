@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from eqcheck.contract.escaping import one_line
 from eqcheck.explanation.notice import INCONCLUSIVE, Notice
 from eqcheck.explanation.records import many
 from eqcheck.result.findings import Audit
@@ -42,10 +43,10 @@ def warnings(places: Due) -> list[str]:
     if lost < 2 or lost < asked * _TOLD:
         return []
     share = _percent(lost / asked)
-    said = f"{lost} of {asked} draft tokens were lost ({share}) that the draft alone proposes, K a round,"
+    said = f"{lost} of {asked} draft tokens that should have been accepted were lost ({share})"
     spared = [name for name, (kept, of) in places.items() if kept == of >= _ENOUGH]
-    where = f"; none of them in {', '.join(spared)}" if spared else ""
-    return [Notice(f"{said} and the target agrees with{where}. This costs speed, not output", "draft")]
+    where = f", none in {one_line(', '.join(spared), 70)}" if spared else ""
+    return [Notice(f"{said}{where}. This costs speed, not output", "draft")]
 
 
 def lost_of(audit: Audit) -> tuple[int, int]:
@@ -65,7 +66,7 @@ def limit(audit: Audit, most: float | None) -> None:
     """Let an audit fail where more draft tokens are lost than the share that may be; warn where nothing is known."""
     lost, asked = lost_of(audit)
     if (fits := within(audit, most)) is None:
-        said = "of no case it is known how many draft tokens are due, so --max-draft-loss says nothing"
+        said = "--max-draft-loss cannot be checked: the decoder reports no counts of draft tokens"
         audit.warnings.append(Notice(said, INCONCLUSIVE))
     elif most is not None and not fits:
         share = f"{lost} of {many(asked, 'draft token')} ({_percent(lost / asked)})"

@@ -191,6 +191,26 @@ _OF_IMPORTS = _native_threads()  # those of numpy and torch, which are safe to f
 _SHOWING = ("rich", "eqcheck")  # modules of threads that no decoder waits for
 
 
+_unused = False  # whether this process is known to have called no decoder that it loaded
+
+
+def calls_no_decoder() -> None:
+    """Say that this process only loads decoders, and calls none: then what is forked from it is as good as new.
+
+    A command knows that. Where a user's own program audits, it may have called the decoder before.
+    """
+    global _unused
+    _unused = True
+
+
+def as_new(decoder: Decoder) -> Decoder | str:
+    """The decoder for a process in which it decoded nothing: as it was loaded here, or else its spec.
+
+    To load it again takes a server that imports torch anew, which is a third of a short audit.
+    """
+    return decoder if _unused and forkable() else decoder.spec
+
+
 def forkable() -> bool:
     """Return whether a decoder that was loaded here runs in a process forked from this one.
 

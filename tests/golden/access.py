@@ -86,7 +86,7 @@ def ready() -> None:
     multiprocessing.set_forkserver_preload(["eqcheck.workers.server", SPEC, try_case.__module__])
     forkserver.ensure_running()
     # Long after its beginning: the first word on causes is printed at once, as by a clock that has run for a while.
-    Clock(1e6).put(patch, dict.fromkeys([*TRANSPARENT, *CHECKPOINT, "report.terminal"]))
+    Clock(1e6).put(patch, dict.fromkeys([*TRANSPARENT, *CHECKPOINT, "report.progress"]))
 
 
 def run(*words: str) -> int:

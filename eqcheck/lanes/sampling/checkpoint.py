@@ -75,7 +75,7 @@ class CheckpointTarget(SampledTarget):
         self.families = self.claimed = (SampledEngineCase.family,)
         takes = decoder.capabilities, min(6, options.bounds.rows), decoder.seeds, decoder.option_order
         kind = EXACT_LAW if decoder.dtype in LESS else ""
-        self.source = SampledEngineCases(options.seed, *takes, decoder.requires, kind)
+        self.source = SampledEngineCases(options.seed, *takes, decoder.requires, kind, opening=not options.profile)
         self.regimes = self.source.regimes
         self.request: Smallest | None = None  # that shows the wrong law by itself
         self.greedy: Outcome | None = None  # a request that is wrong with greedy rows, too
@@ -192,10 +192,11 @@ class CheckpointTarget(SampledTarget):
         result = lane.result
         if self.request is None or result.interrupted or not getattr(finding.case, "crosses_after", 0):
             return finding
+        lane.on_step("script", finding.fingerprint)
         text = checked_script(self.decoder, result.version, self.python, finding)
         if text is None:
             if hook(self.decoder.function, "script"):
-                result.warnings.append(f"{finding.id}: a script of it alone does not show it")
+                result.warnings.append(f"{finding.fingerprint}: no script without eqcheck shows it; replay its case")
             return finding
         result.files |= shared(self.decoder, finding.case)
         return replace(finding, script=text)
@@ -212,7 +213,7 @@ class CheckpointTarget(SampledTarget):
             if time.monotonic() > end:
                 asked = many(min(len(promised), PROMISES), "case")
                 said = f"seeds= was checked in {number} of {asked}"
-                lane.result.warnings.append(f"{said}: give the audit more time")
+                lane.result.warnings.append(f"{said}: give the audit more time (--budget)")
                 break
             excused = partial(_rounded, outcome)
             if read := broken(outcome.case, outcome.outputs, lambda case: lane.running.try_case(case).outputs, excused):

@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 
 from eqcheck.contract.decoders import Decoder
 from eqcheck.explanation.records import many
-from eqcheck.lanes.lane import Lane
+from eqcheck.lanes.lane import OF_SAMPLED_ROWS, Lane
 from eqcheck.lanes.sampling.conclusions import REGIMES, law_finding
 from eqcheck.lanes.sampling.conclusions import conclusions as of_tokens
 from eqcheck.lanes.sampling.evidence import LONGER, NOTHING_SEEN, Gathered, drawn_again
 from eqcheck.lanes.sampling.judge import BY_LAW, IMPOSSIBLE, PROMISES
+from eqcheck.result.claims import Claim
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.naming import Named
@@ -88,7 +89,6 @@ class SampledLane(Lane):
 
     def __init__(self, decoder: Decoder, options: Options, target: type[SampledTarget]) -> None:
         super().__init__(decoder, options)
-        self.total = None  # tokens decide
         self.target = target(decoder, options)
         self.share, self.seconds = target.share, target.seconds
         self.result = Audit(decoder, options, target.lane, self.target.families, self.target.claimed)
@@ -101,6 +101,19 @@ class SampledLane(Lane):
     def drawing(self) -> Iterator[None]:
         with self.target.drawing(self) as self.running:
             yield
+
+    @property
+    def evidence(self) -> tuple[int, float]:
+        wealth = self.gathered.wealth
+        return wealth.tokens, wealth.log_evidence / math.log(10)
+
+    def claimed(self) -> list[Claim]:
+        names = (*OF_SAMPLED_ROWS, *(["n"] if "sampled-n" in self.decoder.requires else []))
+        return [Claim("capability", name) for name in names if name in self.decoder.capabilities]
+
+    def drawn_anew(self) -> Iterator[Any]:
+        cases: Iterator[Any] = self.target.source.cases()
+        return cases
 
     def cases(self) -> Iterator[Any]:
         """Cases until there are tokens enough; where the law is seen to be wrong, enough for a name."""
@@ -128,6 +141,7 @@ class SampledLane(Lane):
             # Where only a token without probability shows it, it is rare.
             self.at_most = min(TOKENS, max(MOST_TO_NAME, 6 * tokens)) if crossed else TOKENS
         if self.to_name <= tokens < self.at_most:
+            self.on_step("name", "")
             found, self.to_name = self.cause(self.gathered), math.ceil(SOONER * tokens)
             vague = found is None or not found.words
             same = bool(found and self.last_name and found[:2] == self.last_name[:2])
@@ -193,13 +207,14 @@ class SampledLane(Lane):
         result.facts[REGIMES] = list(self.target.regimes)
         impossible = [finding for finding in result.findings if finding.explanation.kind == IMPOSSIBLE]
         if gathered.crossed or impossible:
+            self.on_step("name", "")
             caused = [finding for finding in result.findings if self._by_law(finding)]
             kept = [finding for finding in result.findings if finding not in caused]
             result.findings = [*kept, self._finding(impossible)]
             result.findings.sort(key=lambda finding: finding.explanation.kind in PROMISES)
             result.warnings += [
-                f"{many(finding.count, 'case')} of {finding.fingerprint}: the cause of the wrong law may explain this, "
-                "so it is no finding of its own; audit again when that is mended"
+                f"{many(finding.count, 'case')} of {finding.fingerprint} may come from the wrong distribution: "
+                "fix that, then audit again"
                 for finding in caused
                 if finding.explanation.kind != IMPOSSIBLE
             ]

@@ -20,7 +20,7 @@ from eqcheck.decoding.schedule import Schedule, ScriptedRound
 from eqcheck.explanation.notice import VACUOUS, Notice
 from eqcheck.hashlm.trace import TARGET
 from eqcheck.lanes.about import TRANSPARENT
-from eqcheck.result.declining import unseen
+from eqcheck.result.declining import lacking, unseen
 
 ESSENTIAL = (
     "target_called",
@@ -205,10 +205,9 @@ def vacuous(coverage: dict[str, int], requires: Sequence[str] = ()) -> list[str]
 
     The decoder ``requires`` something of all cases: counters that this keeps at zero are not essential.
     """
-    missing = [f"{name} ({TRANSPARENT.counters[name]})" for name in unseen(ESSENTIAL, coverage, requires)]
-    warnings = [Notice(f"no case was seen to exercise: {'; '.join(missing)}", VACUOUS)] if missing else []
+    missing = [TRANSPARENT.counters[name] for name in unseen(ESSENTIAL, coverage, requires)]
+    warnings = [Notice(lacking(missing), VACUOUS)] if missing else []
     if coverage.get("tree") and not coverage.get("off_spine"):
-        said = f"no case was seen to exercise: off_spine ({TRANSPARENT.counters['off_spine']}); "
-        said += "where only first choices are accepted"
-        warnings.append(Notice(f"{said}, a tree is a chain, and nothing has to be moved in a cache", VACUOUS))
+        said = "only first choices of trees were accepted, as in a chain, so no entry had to move: draw more cases"
+        warnings.append(Notice(said, VACUOUS))
     return list(warnings)
