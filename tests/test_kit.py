@@ -128,6 +128,7 @@ class TestShort(Equivalence):
 """
 
 
+@pytest.mark.rest
 def test_what_pytest_shows_has_the_fingerprint_and_a_replay_that_fails(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SHORT)
     (tmp_path / "test_short.py").write_text(FAILING)
