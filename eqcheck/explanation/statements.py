@@ -278,11 +278,11 @@ def power(value: float) -> str:
     """Write evidence as people do: as a power of ten from 1,000 on.
 
     >>> power(0.63), power(41.7), power(1.2e151)
-    ('0.63', '42', '10^151')
+    ('0.63', '42', '10^151.1')
     """
     if value < 1000:
         return f"{value:.2g}"
-    return "more than 10^300" if value == inf else f"10^{log10(value):.0f}"
+    return "more than 10^300" if value == inf else f"10^{log10(value):.1f}".removesuffix(".0")
 
 
 def searched(search: Search) -> list[str]:

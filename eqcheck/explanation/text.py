@@ -26,6 +26,7 @@ from eqcheck.explanation.statements import (
 from eqcheck.explanation.tokens import compared, shortened
 
 WIDTH = 100  # characters a line, where nothing says how wide the output is
+_EXPECTED, _AGAIN = ("expected", "got"), ("first", "again")  # of a seed: the same request twice
 _TITLE = 13  # characters of the longest title
 _ROWS, _BESIDE, _CLAUSES = 12, 3, 4
 _ALIKE = 3  # so many slots share a line
@@ -118,7 +119,8 @@ def laid_out(found: Sequence[Part], width: int = WIDTH) -> list[str]:
         lines.append(filled(head, width, _TITLE + 4))
         labels = [max((len(row[at]) for row in part.rows), default=0) for at in (0, 1)]
         for first, second, line in part.rows:
-            lines.append(f"    {first:<{labels[0]}}   {second:<{labels[1]}}  {line}".rstrip())
+            text = f"    {first:<{labels[0]}}   {second:<{labels[1]}}  {line}".rstrip()
+            lines.append(filled(text, width, labels[0] + labels[1] + 9) if second == "options" or first else text)
         lines += [filled(f"    {line}", width, 4) for text in part.sentences for line in text.split("\n")]
         lines += [f"    {line}".rstrip() for line in part.slots]
     return lines
@@ -139,16 +141,17 @@ def _case(e: Explanation, needs: Sequence[str] | None, plain: str, width: int) -
     if of_row:
         name = f"request {e.row}"
         if given is not None:
-            rows.append((name, "prompt", shortened(given.prompt)))
+            rows.append((name, "prompt", shortened(given.prompt, room=width - len(name) - 18)))
             rows += [("", "options", ", ".join(options))] if (options := _options(e)) else []
         else:
             rows.append((name, "", ""))
         assert e.token_index is not None
         expected = None if nothing_expected(e) else e.expected_row
         room = max(20, width - len(name) - 19)
-        for label, line in compared(expected, e.observed_row, e.token_index, room, _note_of(e)):
+        names = _AGAIN if e.component == "sampling" and expected is not None else _EXPECTED
+        for label, line in compared(expected, e.observed_row, e.token_index, room, _note_of(e), names):
             rows.append(("", label, line))
-        rows += _others(e)
+        rows += _others(e, width)
     return Part(title, note, rows=tuple(rows))
 
 
@@ -185,14 +188,14 @@ def _options(e: Explanation) -> list[str]:
     return words
 
 
-def _others(e: Explanation) -> list[tuple[str, str, str]]:
+def _others(e: Explanation, width: int) -> list[tuple[str, str, str]]:
     """The other requests of the case, and which of them are wrong, too."""
     wrong = [row for row in e.wrong_rows if row != e.row and e.component != "sampling"]
     beside = [(number, one) for number, one in enumerate(e.given.rows) if number != e.row] if e.given else []
     rows = []
     for number, one in beside[:_BESIDE]:
         about = [*_accepted(one), *([one.sampling] if one.sampling else []), *["wrong, too"] * (number in wrong)]
-        text = shortened(one.prompt) + (f"   ({', '.join(about)})" if about else "")
+        text = shortened(one.prompt, room=width - 30) + (f"   ({', '.join(about)})" if about else "")
         rows.append((f"request {number}", "prompt", text))
     left = [number for number in wrong if number not in dict(beside[:_BESIDE])]
     if more := len(beside[_BESIDE:]):
@@ -268,9 +271,9 @@ def _certainty(e: Explanation) -> str:
     """Say how sure the cause is, in the words that every report uses."""
     if e.component == "unattributed":
         return "Cause unknown"
-    if e.component == "sampling" and e.search is None:
+    if e.component == "sampling":
         return "Evidence"  # one case that chance cannot give
-    return "Likely cause" if e.search is not None else "Cause"
+    return "Likely cause" if e.search is not None and e.search.surprising else "Cause"
 
 
 def _read(e: Explanation) -> list[str]:

@@ -3,8 +3,8 @@
 openvino_genai_bfloat16 2026.4.1.0-3408-ab01d1771e4. Needs temperature. Without speculation the engine is correct.
 sampling/stray-law: sampled tokens do not follow the target's distribution. after 108 tokens the evidence
 against the target's distribution is 10^7 (10^6 is the limit; a correct decoder reaches it once in a million
-audits); the best of the bets is that tokens are drawn with earlier random numbers of the row. For this the
-request above was drawn again and again; in the whole audit it is 10^147 after 3,175 tokens (by regime: std
+audits); the strongest hint is that tokens are drawn with earlier random numbers of the row. For this the
+request above was drawn again and again; in the whole audit it is 10^147 after 3,175 tokens (by kind of case: std
 10^11, one 10^41, peaked 10^101, flat 10^2, ngram 10^0); in 41 cases a token was returned that has probability
 0 under its request's options
 

@@ -235,7 +235,7 @@ def _where(lane: SampledLane) -> str:
     """The evidence by regime, at the end."""
     logs = lane.gathered.wealth.by_regime()
     said = [f"{name} 10^{round(log / math.log(10))}" for name, log in logs.items()]
-    return f" (by regime: {', '.join(said)})" if len(said) > 1 else ""
+    return f" (by kind of case: {', '.join(said)})" if len(said) > 1 else ""
 
 
 def _judged(judge: Judge, dtype: str, case: Any, answer: Mapping[str, Any]) -> Outcome:

@@ -106,7 +106,7 @@ def _hints(wealth: Wealth) -> list[str]:
     """Hints at a wrong law that has no name: the best bet, and the only kind of case that shows it."""
     best = wealth.best()[0][0]
     # A bet that earns from whatever is wrong is no hint.
-    hints = [] if best.kind == "stray-law" else [f"the best of the bets is that tokens are {best.expects}"]
+    hints = [] if best.kind == "stray-law" else [f"the strongest hint is that tokens are {best.expects}"]
     (most, name), *others = sorted(((log, name) for name, log in wealth.by_regime().items()), reverse=True)
     if (
         others
