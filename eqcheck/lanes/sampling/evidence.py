@@ -90,8 +90,8 @@ def explained(outcome: Outcome, wealth: Wealth, cause: Named | None, impossible:
     clauses += [first.detail] if first else []
     if crossed:
         clauses.append(
-            f"after {wealth.tokens:,} tokens the evidence against the target's distribution is "
-            f"{power(wealth.supremum)} (10^6 is the limit; a correct decoder reaches it once in a million audits)"
+            f"after {wealth.tokens:,} tokens the evidence (e-value) against the target's distribution is "
+            f"{power(wealth.supremum)}; from 10^6 on it fails, which a correct decoder reaches once in a million audits"
         )
     if not cause and crossed:
         clauses += _hints(wealth)
