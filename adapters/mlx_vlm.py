@@ -70,7 +70,7 @@ class Dictated:
         return mx.array([tokens], dtype=dtype)
 
     def rounds(self) -> list[list[Any]]:
-        """By row: new tokens before each round, tokens proposed, new tokens after it."""
+        """Return by row: new tokens before each round, tokens proposed, new tokens after it."""
         rounds = []
         for proposed, output in zip(self.proposed, self.outputs, strict=True):
             ends = [*list(proposed)[1:], len(output)]

@@ -170,7 +170,7 @@ def _completion(url: str, prompt: list[int], row: RowOptions) -> eqcheck.Complet
 
 @lru_cache
 def _honours_stop(url: str) -> bool:
-    """Whether the server stops at a token id, which is not part of the OpenAI interface."""
+    """Return whether the server stops at a token id, which is not part of the OpenAI interface."""
     free = _complete(url, [1, 2, 3], RowOptions(4))
     stopped = _complete(url, [1, 2, 3], RowOptions(4, tuple(free[1:2])))
     return len(free) == 4 and stopped == free[: free.index(free[1]) + 1]
@@ -178,7 +178,7 @@ def _honours_stop(url: str) -> bool:
 
 @lru_cache
 def _keeps_stop(url: str) -> bool:
-    """Whether the server ends at a stop string and returns its tokens, which the OpenAI interface leaves out."""
+    """Return whether the server ends at a stop string and returns its tokens, which the OpenAI interface leaves out."""
     free = _complete(url, [1, 2, 3], RowOptions(4))
     stopped = _complete(url, [1, 2, 3], RowOptions(4, stop_sequences=(tuple(free[1:3]),)))
     return len(free) == 4 and stopped == free[:3]
@@ -186,7 +186,7 @@ def _keeps_stop(url: str) -> bool:
 
 @lru_cache
 def _honours_top_k(url: str) -> bool:
-    """Whether the server cuts to the likeliest tokens, which is not part of the OpenAI interface."""
+    """Return whether the server cuts to the likeliest tokens, which is not part of the OpenAI interface."""
     greedy = _complete(url, [1, 2, 3], RowOptions(8))
     return _complete(url, [1, 2, 3], RowOptions(8, temperature=1.0, top_k=1)) == greedy
 
@@ -197,7 +197,7 @@ def _model(url: str) -> str:
 
 
 def _models(url: str) -> str:
-    """Who serves what, as the server tells."""
+    """Return the models that the server lists, and who owns them."""
     served = _call(f"{url}/models")
     if not (isinstance(served, dict) and served.get("data")):
         raise RuntimeError(f"{url}/models: expected a list of models in 'data', got {served!r:.200}")

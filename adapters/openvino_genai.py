@@ -27,7 +27,7 @@ _SPECIAL = 255  # of the tokenizers of checkpoints
 
 
 def prepare() -> None:
-    """Nothing has to be set before the engine is imported."""
+    """Do nothing: this engine needs no settings before its import."""
 
 
 def start(target: str, draft: str, request: "Request", **scheduled: Any) -> Any:
@@ -142,7 +142,7 @@ def generation_config(row: "RowOptions", request: "Request") -> Any:
 
 
 def ended(reasons: Any) -> dict[str, Any]:
-    """How a row ended, as the engine tells it: not by which stop, and an older version tells nothing."""
+    """Return how a row ended, as the engine tells it: not by which stop, and an older version tells nothing."""
     reason = str(reasons[0]).rpartition(".")[2].lower() if reasons else ""
     return {"finish_reason": reason if reason in ("stop", "length") else None}
 

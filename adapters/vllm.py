@@ -169,7 +169,7 @@ def sampling(row: "RowOptions", **others: Any) -> Any:
 
 
 def ended(row: "RowOptions", output: Any) -> dict[str, Any]:
-    """How a row ended, as the engine tells it."""
+    """Return how a row ended, as the engine tells it."""
     texts = {"".join(f"[{token}]" for token in stop): stop for stop in row.stop_sequences}
     told = {"finish_reason": output.finish_reason, "stop": texts.get(output.stop_reason)}
     if row.logprobs and output.logprobs is not None:

@@ -1,4 +1,4 @@
-"""Pages of the site that are made from the repository: findings, the changelog, issues, kinds."""
+"""Pages of the site that are made from the repository: findings, the changelog, engines, issues, kinds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import scoreboard
 from mkdocs.structure.files import File, Files
 
 from eqcheck import __version__
@@ -32,28 +33,41 @@ def on_files(files: Files, config: Any) -> Files:
     files.append(File.generated(config, "changes.md", content=changes))
     for page in sorted((ROOT / "reports" / "issues").glob("*.md")):
         files.append(File.generated(config, f"issues/{page.name}", content=page.read_text(encoding="utf-8")))
+    reports, causes = scoreboard.committed(), scoreboard.findings()
+    for engine in scoreboard.engines():
+        content = scoreboard.engine_page(engine, reports, causes)
+        files.append(File.generated(config, engine.file, content=content))
     for kind in FINGERPRINTS:
         files.append(File.generated(config, f"kinds/{anchor(kind)}.md", content=_kind(kind)))
     return files
 
 
 def findings(text: str) -> str:
-    """The reports' own page, in which a link to a file of the repository is the file's path.
+    """The reports' own page, in which a link to a page of the docs or of a cause leads to that of the site.
 
-    >>> findings("# Reports\\n\\n([script](vllm/a.py)), [PR #1](https://example.org/1)")
-    "# What the engines' audits found\\n\\n(`reports/vllm/a.py`), [PR #1](https://example.org/1)"
+    >>> findings("# Reports\\n\\n[All](../docs/scoreboard.md), [LFM2](issues/vllm-lfm2.md)")
+    "# What the engines' audits found\\n\\n[All](scoreboard.md), [LFM2](issues/vllm-lfm2.md)"
     """
     text = text.replace("# Reports\n", "# What the engines' audits found\n", 1)
-    return re.sub(r"\[[^\]]*\]\((?!https?://)([^)]*)\)", r"`reports/\1`", text)
+    return text.replace("](../docs/", "](")
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Put tables in place of lines with a mark, and the site's files in place of a clone's."""
-    made = {"kinds": kinds, "options": options, "engines": engines}
+    made = {"kinds": kinds, "options": options, "engines": engines, "scoreboard": engine_pages}
     markdown = re.sub(rf"<!-- ({'|'.join(made)}) -->.*", lambda mark: made[mark[1]](), markdown)
     markdown = markdown.replace("](../reports/README.md)", "](findings.md)")
-    markdown = markdown.replace("](../reports/issues/", "](issues/")
+    markdown = re.sub(r"\](\(|: )\.\./reports/issues/", r"]\1issues/", markdown)
     return re.sub(r"\[([^\]]*)\]\(\.\./reports/\w+/report\.md\)", r"\1", markdown)
+
+
+def engine_pages() -> str:
+    """A link to the page of each engine.
+
+    >>> "[vLLM](engine-vllm.md)" in engine_pages()
+    True
+    """
+    return ", ".join(f"[{engine.name}]({engine.file})" for engine in scoreboard.engines()) + "\n"
 
 
 _FIELDS = {
@@ -120,8 +134,10 @@ def _kind(kind: str) -> str:
     said = about(kind)
     meaning = KINDS[kind.partition("/")[2]].meaning
     causes = [f"- {cause.what} {' '.join(map(_link, cause.urls))}".rstrip() for cause in said.causes]
-    parts = [f"# {kind}", f"{meaning[0].upper()}{meaning[1:]}.", f"**Example.** {said.example}"]
-    parts += ["**Usual causes.**\n\n" + "\n".join(causes), f"**How to mend it.** {said.fix}"]
+    sample = [f"```text\n{said.sample}\n```"] if said.sample else []
+    parts = [f"# {kind}", f"{meaning[0].upper()}{meaning[1:]}.", f"**What happens.** {said.what}", *sample]
+    parts += ["**Usual causes.**\n\n" + "\n".join(causes), f"**How to tell.** {said.signs}"]
+    parts += [f"**How to fix it.** {said.fix}"]
     return "\n\n".join([*parts, f"`eqcheck explain {kind}` prints this page. [All kinds](../kinds.md)", ""])
 
 

@@ -1,4 +1,4 @@
-"""Does a batch speculative decoder emit exactly what its target model would emit alone?
+"""Check that a batch speculative decoder returns exactly what its target model generates alone.
 
 >>> import eqcheck
 >>> "eqspec" in eqcheck.names()
@@ -54,7 +54,7 @@ _BESIDE = {"adapters": _checkout, "reference_impls": _checkout, "conformance": _
 
 
 class _Beside:
-    """Finds three sub-packages that a wheel has inside this package where a checkout has them: beside it.
+    """Find three sub-packages that a wheel has inside this package, but a checkout has next to it.
 
     Only these: with the checkout on ``__path__``, ``eqcheck.eqcheck`` would be a second copy of every class.
     """
@@ -80,5 +80,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """The public names, also the ones that are not imported yet."""
+    """Return the public names, also those not imported yet."""
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -1,6 +1,6 @@
-"""Hypothesis strategies that draw cases so that small is simple.
+"""Draw cases with Hypothesis, so that they shrink well.
 
-Shrinking gives one short row before two, few new tokens before many, zero accepted before some, no EOS before one.
+Shrinking prefers one short row, few new tokens, no accepted drafts and no EOS.
 """
 
 from __future__ import annotations
@@ -38,18 +38,24 @@ def cases(
     max_draft_tokens: int = WIDE.draft_tokens,
     requires: tuple[str, ...] = (),
 ) -> st.SearchStrategy[Case]:
-    """Cases over the given families, padding sides and cache states; the bounds are inclusive.
+    """Return a Hypothesis strategy of cases over these families, padding sides and cache states; bounds are inclusive.
 
-    Most cases are small, some are large in one respect or more. EOS tokens are tokens that the target really emits,
-    so they fall inside accepted blocks, on corrections, on bonus tokens, first, and at the limit; now and then one
-    occurs in a prompt. The pad id is one that never occurs, or an EOS, or of a prompt, or an emitted one, or the first
-    or the last id, or one that the target cannot emit. The first and the last id are fed and emitted on purpose.
-    ``requires`` names preconditions (as in `eqcheck.decoder`) that every case meets; `UsageError` for one
-    that does not exist.
+    Most cases are small, some are large in one respect or more. EOS ids are tokens that the target really generates, so
+    they fall inside accepted blocks, on corrections, on bonus tokens, on the first token and at the limit; sometimes
+    one occurs in a prompt. The pad id is unused, or an EOS, or a token of a prompt or output, or the first or last id,
+    or one that the target cannot generate. Every case meets the preconditions in ``requires``, as in `eqcheck.decoder`.
+    Raises `UsageError` for an unknown precondition.
 
-        >>> from hypothesis import find
-        >>> find(cases(), lambda case: len(case.prompts) > 1).prompts
-        ((10,), (20,))
+    Switch off Hypothesis' own clock, as below: the first decode imports torch, and on a busy machine any decode may
+    take longer than the 200 ms that Hypothesis allows, which would fail a right decoder.
+
+        >>> import eqcheck
+        >>> from hypothesis import HealthCheck, given, settings
+        >>> @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=5, database=None)
+        ... @given(cases(max_rows=3))
+        ... def test_mine(case):
+        ...     eqcheck.assert_equivalent(eqcheck.load("eqspec"), case)
+        >>> test_mine()
     """
     claims = Claims(families, padding_sides, cache_states, checked(requires))
     return _cases(claims, Bounds(max_rows, max_prompt, max_new_tokens, max_draft_tokens))
@@ -64,13 +70,13 @@ def _cases(draw: st.DrawFn, claims: Claims, bounds: Bounds) -> Case:
 
 
 class _Draws:
-    """Choices that Hypothesis makes, and shrinks."""
+    """Let Hypothesis make the choices, and shrink them."""
 
     def __init__(self, draw: st.DrawFn) -> None:
         self._draw = draw
 
     def integer(self, low: int, high: int) -> int:
-        # Of wide ranges `st.integers` draws mostly what is near the lower end.
+        # `st.integers` draws mostly values near the lower end of a wide range.
         return self._draw(st.integers(low, high) if high - low < 64 else st.sampled_from(range(low, high + 1)))
 
     def pick(self, options: Sequence[T]) -> T:

@@ -27,6 +27,7 @@ import torch
 from transformers import DynamicCache
 
 import eqcheck
+from eqcheck.contract.cache_names import cache_argument
 
 from .serving import SAMPLING, Engine, Greedy, Row, chooser, decode
 
@@ -66,8 +67,8 @@ class AlignedModel:
             input_ids=torch.tensor(tokens, device=device),
             attention_mask=self.kept.long(),
             position_ids=torch.tensor(positions, device=device),
-            past_key_values=self.cache,
             use_cache=True,
+            **cache_argument(self.model, self.cache),
         )
         self.lengths = [n + len(block) for n, block in zip(self.lengths, blocks, strict=True)]
         first = [[(width if left else len(block)) - n] for block, n in zip(blocks, last, strict=True)]
@@ -171,7 +172,7 @@ class Eqspec(Engine):
 
 
 def select(states: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """Of ``[batch, heads, slots, dim]`` these rows ``[rows, 1]``, and of each these slots ``[rows, width]``."""
+    """Select these rows ``[rows, 1]`` of ``[batch, heads, slots, dim]``, and of each these slots ``[rows, width]``."""
     _, heads, count, dim = states.shape
     head = torch.arange(heads, device=states.device)[:, None]  # [heads, 1]
     flat = (rows[..., None] * heads + head) * count + slots[:, None]  # [rows, heads, width]

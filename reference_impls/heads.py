@@ -133,7 +133,7 @@ class Heads(Engine):
             accepted = min(agreed, budget)
             counts.append(row.commit(block[: accepted + 1]))
             self.stats.count(budget, accepted, counts[-1])
-        # Of an accepted draft token and of the bonus, the answers are the tokens themselves.
+        # For accepted draft tokens and the bonus token, the answers are the tokens themselves.
         self.drafter.observe(hidden, answers, starts, counts)
         self.stats.verify_calls += 1
 

@@ -111,7 +111,7 @@ class Growing:
         return self.led(answers)[0]
 
     def led(self, answers: Sequence[int], logits: torch.Tensor | None = None) -> tuple[list[int], int]:
-        """As `accepted`, and the answer behind the last of them; where it is drawn, of the target's ``logits``."""
+        """Return `accepted` and the token after the last of them; if it is drawn, from the target's ``logits``."""
         at, path = 0, list[int]()
         while True:
             children = [number for number, (parent, _) in enumerate(self.nodes, start=1) if parent == at]

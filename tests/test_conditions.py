@@ -40,7 +40,7 @@ def only(failing: Sequence[Case], right: Sequence[Case], hidden: int = 0) -> lis
 
 
 def test_only_is_said_where_chance_cannot_have_spared_the_rest() -> None:
-    statement = "right padding: 12 of 20 cases; not seen with left padding: 0 of 20"
+    statement = "only with right padding (12 of 20 cases), never with left padding (0 of 20)"
     assert only([RIGHT] * 12, [RIGHT] * 8 + [LEFT] * 20) == [statement]
     assert only([RIGHT] * 12, [RIGHT] * 8 + [LEFT] * 20, 3) == [
         f"{statement}; not counted are 3 cases of another failure"
@@ -65,7 +65,7 @@ def test_what_crashes_hide_is_said() -> None:
         "3 of 25 cases that do not fail otherwise; no condition is sure; "
         "180 other cases crash, and may hide a condition"
     ]
-    shown = "right padding: 12 of 20 cases; not seen with left padding: 0 of 20"
+    shown = "only with right padding (12 of 20 cases), never with left padding (0 of 20)"
     sure = f"{shown}; not counted are 180 cases of another failure"
     assert lying(shows, spared + places(*[LEFT] * 20), 180, both) == [sure]
     # The smallest failing case was made, not drawn, and its own side was spared by the drawn ones.
@@ -89,18 +89,20 @@ def test_a_cause_that_crashes_hide_is_told_with_them() -> None:
 def test_a_value_with_few_cases_is_neither_hit_nor_spared() -> None:
     sizes = [Case(prompts=((1,),) * rows) for rows in (1, 2, 5)]
     assert only([sizes[2]] * 24, [sizes[0]] * 10 + [sizes[1]] * 43 + [sizes[2]] * 40) == [
-        "3 or more rows: 24 of 64 cases; not seen with 2 rows: 0 of 43; 1 row: 0 of 10, which may be chance"
+        "only with 3 or more rows (24 of 64 cases), never with 2 rows (0 of 43), with 1 row 0 of 10, which may be "
+        "chance"
     ]
 
 
 def test_ranges_are_put_together() -> None:
     sizes = [Case(prompts=((1,),) * rows, num_draft_tokens=k) for rows, k in ((1, 1), (2, 3), (5, 6))]
     assert only([*sizes[1:]] * 10, [sizes[0]] * 20) == [
-        "2 or more rows: 20 of 20 cases; not seen with 1 row: 0 of 20",
-        "K of 2 or more: 20 of 20 cases; not seen with K of 1: 0 of 20",
+        "only with 2 or more rows (20 of 20 cases), never with 1 row (0 of 20)",
+        "only with K of 2 or more (20 of 20 cases), never with K of 1 (0 of 20)",
     ]
 
 
+@pytest.mark.rest
 def test_the_report_and_the_terminal_say_it(tmp_path: Path) -> None:
     def wrong_on_the_right(target: Any, draft: Any, request: Request) -> Rows:
         rows: Rows = right(target, draft, request)
@@ -115,15 +117,16 @@ def test_the_report_and_the_terminal_say_it(tmp_path: Path) -> None:
     assert sides == {"left": [0, 60 - count], "right": [count, count]}
     assert sum(of for _, of in violation["axes"]["rows"].values()) == 60
     (statement,) = violation["only"]
-    assert statement == f"right padding: {count} of {count} cases; not seen with left padding: 0 of {60 - count}"
-    assert f"  Where: {statement}." in shown(data)
+    assert (
+        statement == f"only with right padding ({count} of {count} cases), never with left padding (0 of {60 - count})"
+    )
+    assert f"  Where          {statement}" in shown(data)
     text = (tmp_path / "report.md").read_text()
-    assert f"\nR{statement[1:]}.\n" in text
-    assert f"| padding side | left: 0/{60 - count}, right: {count}/{count}" in text
-    assert "| cache state" in text or len(violation["axes"]["cache_state"]) == 1
+    assert f"\nO{statement[1:]}.\n" in text
 
 
 @pytest.mark.parametrize("other", [True, False])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_cases_that_fail_otherwise_are_not_taken_for_right(other: bool) -> None:
     """One fault hides the other on the left: what is left there is too little to say 'right padding only'."""
 

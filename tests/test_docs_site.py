@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import doctest
-import importlib.util
+import importlib
 import inspect
 import json
 import os
@@ -47,6 +47,7 @@ def fetched(text: str) -> list[str]:
     return [found.group() for pattern in (FETCHED, IN_STYLE) for found in pattern.finditer(text)]
 
 
+@pytest.mark.long
 def test_the_site_fetches_nothing(site: Path) -> None:
     files = [*site.rglob("*.html"), *site.rglob("*.css")]
     assert len(files) > 15
@@ -68,6 +69,7 @@ def test_what_is_fetched_is_seen(text: str) -> None:
     assert not fetched('<a href="https://example.org/">a link</a> <script src="assets/a.js">')
 
 
+@pytest.mark.rest
 def test_every_kind_has_a_page_and_is_on_the_page_of_kinds(site: Path) -> None:
     table = (site / "kinds.html").read_text(encoding="utf-8")
     for kind in FINGERPRINTS:
@@ -79,11 +81,13 @@ def test_every_kind_has_a_page_and_is_on_the_page_of_kinds(site: Path) -> None:
             assert all(f'href="{url}"' in page for url in cause.urls)
 
 
+@pytest.mark.long
 def test_links_to_a_kind_lead_to_it(site: Path) -> None:
     """The address that the command prints or a report links to."""
     assert 'id="position-query-position"' in (site / "kinds.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.rest
 def test_every_public_name_is_on_the_page_of_the_api(site: Path) -> None:
     page = (site / "api.html").read_text(encoding="utf-8")
     for name in set(eqcheck.__all__) - {"__version__", "kit", "strategies"}:
@@ -111,16 +115,12 @@ def test_what_makes_pages_does_as_it_says(name: str) -> None:
 
 
 def loaded(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(ROOT / "docs"))  # they import one another
+    """A module of docs/; they import one another."""
+    sys.path.insert(0, str(ROOT / "docs"))
     try:
-        spec.loader.exec_module(module)
+        return importlib.import_module(name)
     finally:
         sys.path.pop(0)
-    return module
 
 
 def test_the_page_of_decoders_has_what_they_declare() -> None:

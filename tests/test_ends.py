@@ -70,7 +70,7 @@ def test_a_draft_that_is_out_of_step_is_told_where_calls_are_made_twice() -> Non
 def test_no_share_is_more_than_the_whole() -> None:
     (warning,) = draft_warnings(Counter({"rounds": 90, "ideal": 20, "allowed": 40, "lost": 50}))
     assert "%" not in warning
-    assert "90 rounds were made where 20 do, so some committed nothing" in warning
+    assert "90 rounds where 20 do: some committed nothing" in warning
 
 
 # Answers to a part of the prompt:
@@ -83,7 +83,7 @@ def test_an_answer_to_a_part_of_the_prompt_is_told(decoder: Decoder) -> None:
     assert found.fingerprint == "bookkeeping/unfinished-prompt"
     assert (found.facts["last"], found.facts["position"]) == (1, 1)
     assert "the prompt was not yet fed whole" in found.detail
-    assert found.detail.endswith("the emitted token is its answer behind position 1")
+    assert found.detail.endswith("the returned token is its prediction after token 1")
 
 
 def test_where_no_draft_proposed_a_token_it_is_no_rejected_one() -> None:
@@ -121,7 +121,8 @@ def test_a_start_that_is_short_by_the_pads_of_the_prompt_is_told(decoder: Decode
     found = explained(decoder, case)
     assert (found.fingerprint, found.row) == ("bookkeeping/prompt-in-output", 0)
     assert found.detail == (
-        "the output begins 2 ids too early, with the end of its prompt; as many ids of the prompt equal the pad id"
+        "the output starts 2 tokens too early, with the end of the prompt; exactly as many tokens of the prompt are "
+        "equal to the pad id"
     )
 
 
@@ -142,7 +143,7 @@ def test_the_oracle_tells_it_from_outputs_alone() -> None:
     truth = oracle.truth([3, 0, 4], max_new_tokens=3)
     found = oracle.check([[3, 0, 4]], [[4, *truth]], max_new_tokens=3, pad_token_id=0).explanation
     assert found is not None
-    assert found.detail.endswith("as many ids of the prompt equal the pad id, and as many equal id 0")
+    assert found.detail.endswith("exactly as many tokens of the prompt are equal to the pad id and to id 0")
 
 
 # Rows that end early:
@@ -165,6 +166,7 @@ def ending(row: int, index: int, limit: int = 6) -> Case:
 
 
 @pytest.mark.parametrize("base", ["realigned", "per_row", "rolled_back", "uncached"])
+@pytest.mark.tiers(quick=3, rest=1)
 def test_an_eos_that_is_not_written_is_told(base: str) -> None:
     found = explained(build(StripsEos, base), ending(1, 2))
     assert found.fingerprint == "bookkeeping/premature-stop"
@@ -176,7 +178,7 @@ def test_an_eos_that_is_not_written_is_told(base: str) -> None:
 def test_the_row_that_ended_in_the_round_is_said(base: str) -> None:
     found = explained(build(EndsWithOne, base), ending(1, 0))
     assert (found.fingerprint, found.facts["eos_rows"]) == ("bookkeeping/premature-stop", "1")
-    assert "row 1 emitted an EOS in this round" in found.detail
+    assert "row 1 reached an EOS in this round" in found.detail
     assert "the target is not called after this round" in found.detail
 
 
@@ -205,6 +207,7 @@ def test_a_block_without_room_is_said() -> None:
         assert "short of its limit, where a block has up to K + 1 = 3" in found.detail
 
 
+@pytest.mark.rest
 def test_what_all_failing_cases_share_and_no_right_one_has_is_said() -> None:
     result = audit(build(EndsWithOne, "uncached"), Options(cases=60, seed=3))
     (finding,) = result.violations

@@ -34,6 +34,7 @@ from eqcheck.result.outcome import CaseLog
 from eqcheck.workers.worker import ProcessWorker
 
 
+@pytest.mark.long
 def test_an_ordinary_decoder_is_audited_in_a_worker_by_its_tokens() -> None:
     """A wrong one is audited in `tests/test_cli.py`."""
     torch.set_num_threads(1)
@@ -43,12 +44,13 @@ def test_an_ordinary_decoder_is_audited_in_a_worker_by_its_tokens() -> None:
     assert not found.doubtful
 
 
+@pytest.mark.rest
 def test_a_hanging_engine_ends_the_audit_not_the_auditor(tmp_path: Path) -> None:
     (tmp_path / "hangs.py").write_text(ENGINE.replace("if token == 3", "if True"))
     found = audit(registry.load(str(tmp_path / "hangs.py")), Options(cases=50, case_timeout=0.5, python=sys.executable))
     assert len(found.outcomes) == 3
     assert [finding.fingerprint for finding in found.violations] == ["crash/hang"]
-    assert any("stopped after 3 cases" in warning for warning in found.warnings)
+    assert any("stopped after 3 cases took more than" in warning for warning in found.warnings)
 
 
 def slow_by(seconds: float, patched: pytest.MonkeyPatch) -> None:
@@ -76,6 +78,7 @@ def moody(folder: Path, also: str = "") -> Path:
     return folder / "moody.py"
 
 
+@pytest.mark.rest
 def test_an_engine_that_fails_once_is_inconclusive(tmp_path: Path) -> None:
     """Its first process is wrong, and later ones decline."""
     also = f"        first = __import__('pathlib').Path({str(tmp_path / 'first')!r})\n"
@@ -86,6 +89,7 @@ def test_an_engine_that_fails_once_is_inconclusive(tmp_path: Path) -> None:
     assert sum(finding.count for finding in found.doubtful) == 3
 
 
+@pytest.mark.rest
 def test_an_engine_that_fails_each_time_in_another_way_is_in_violation(tmp_path: Path) -> None:
     found = audit(registry.load(str(moody(tmp_path))), Options(cases=3, python=sys.executable))
     assert found.verdict == "violation"
@@ -112,6 +116,7 @@ def test_the_fault_is_not_the_speculations_if_it_is_the_same_without(
     assert (found.plain, found.explanation.kind) == (said, "unattributed")
 
 
+@pytest.mark.long
 def test_an_engine_may_decline_and_require(tmp_path: Path) -> None:
     code = ENGINE.replace("if token == 6", "if token % 2").replace(
         'dtype="float32"', 'dtype="float32", requires=("batch-1",)'
@@ -193,6 +198,7 @@ def test_a_token_that_is_none_is_one_failure_wherever_it_stands(tmp_path: Path) 
         assert found.violations[0].count == 4
 
 
+@pytest.mark.rest
 def test_with_little_time_failing_cases_are_still_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow_by(0.1, monkeypatch)
     body = """        if len(request.prompts) > 1:
@@ -258,6 +264,7 @@ class Scripted:
 """
 
 
+@pytest.mark.long
 def test_a_script_is_handed_out_if_it_fails_and_missed_if_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eqcheck.lanes.checkpoint.investigate.MINIMISE_S", 2.0)
     (tmp_path / "scripted.py").write_text(SCRIPTED)
@@ -265,14 +272,14 @@ def test_a_script_is_handed_out_if_it_fails_and_missed_if_not(tmp_path: Path, mo
     (violation,) = write(found, tmp_path / "report")["violations"]
     text = Path(violation["conditions"][0]["script"]).read_text()
     assert "crash/invalid-output" in text
-    assert not any("does not show it" in warning for warning in found.warnings)
+    assert not any("no script without eqcheck" in warning for warning in found.warnings)
     untold = subprocess.run([sys.executable, violation["conditions"][0]["script"]], capture_output=True, text=True)
     assert (untold.returncode, untold.stderr.split(",")[0]) == (2, "name the folders of the checkpoint 'full'")
     monkeypatch.setattr("eqcheck.lanes.checkpoint.script.inspect.getsource", lambda part: "def main():\n    pass\n")
     found = audit(registry.load(str(tmp_path / "scripted.py")), Options(cases=1))
     assert write(found, tmp_path / "report")["violations"][0]["conditions"][0]["script"] is None
     assert not list((tmp_path / "report").glob("*.py"))
-    assert any("does not show it" in warning for warning in found.warnings)
+    assert any("no script without eqcheck" in warning for warning in found.warnings)
 
 
 def test_a_slow_case_is_no_hang(tmp_path: Path) -> None:
@@ -312,6 +319,7 @@ HAUNTED = """
 """
 
 
+@pytest.mark.long
 def test_a_case_that_is_wrong_behind_earlier_ones_is_shown_together_with_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

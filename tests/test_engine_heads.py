@@ -72,7 +72,7 @@ def test_rows_of_another_law_are_seen(scripts: tuple[Any, Any]) -> None:
 
 @pytest.mark.parametrize("engine", ["openvino_genai", "vllm"])
 def test_what_was_found_is_what_the_page_says(engine: str) -> None:
-    page = (FOLDER.parents[1] / "docs" / "engines.md").read_text()
+    page = (FOLDER.parents[1] / "docs" / "served.md").read_text()
     for found in json.loads((FOLDER / f"{engine}.json").read_text()):
         if found["runs"] and found["method"] != "none":
             right = found["cases"] - sum(map(len, found["refused"].values())) - len({o["case"] for o in found["wrong"]})

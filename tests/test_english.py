@@ -15,11 +15,10 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from committed import ROOT, committed
 
-ROOT = Path(__file__).parents[1]
 CODE = sorted(path for folder in ("eqcheck", "adapters", "reference_impls") for path in (ROOT / folder).rglob("*.py"))
-TEXTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "eqcheck").rglob("*.md")])
+TEXTS = [*committed("*.md"), *committed("docs/**/*.md"), *committed("eqcheck/**/*.md")]
 TEXTS = [path for path in TEXTS if path.name != "CHANGELOG.md"]
 
 HANGING = re.compile(
@@ -74,14 +73,21 @@ def vague(text: str) -> list[tuple[int, str]]:
     return sorted((min(lines), name) for (_, name), lines in lives.items() if max(lines) - min(lines) > LONGEST_LIFE)
 
 
-@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_code_has_whole_sentences_and_names(path: Path) -> None:
-    text = path.read_text()
-    assert not {line: words for line, said in prose(text) if (words := hanging(said))}
-    assert not vague(text)
-    assert not ADJECTIVES.fullmatch(path.stem)
+def flaws(path: Path, text: str) -> list[str]:
+    """The breaches of the three rules in a module.
+
+    >>> flaws(Path("alone.py"), "# What a case holds.")
+    ["alone.py:1: ['What']", 'alone.py: the name of the module']
+    """
+    broken = [f"{path}:{line}: {words}" for line, said in prose(text) if (words := hanging(said))]
+    broken += [f"{path}:{line}: the name {name!r}" for line, name in vague(text)]
+    return broken + [f"{path}: the name of the module"] * bool(ADJECTIVES.fullmatch(path.stem))
 
 
-@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_docs_have_whole_sentences(path: Path) -> None:
-    assert not hanging(re.sub(r"(?s)```.*?```|`[^`\n]*`", "code", path.read_text()))
+def test_code_has_whole_sentences_and_names() -> None:
+    assert [flaw for path in CODE for flaw in flaws(path.relative_to(ROOT), path.read_text())] == []
+
+
+def test_docs_have_whole_sentences() -> None:
+    said = {path: hanging(re.sub(r"(?s)```.*?```|`[^`\n]*`", "code", path.read_text())) for path in TEXTS}
+    assert [f"{path.relative_to(ROOT)}: {words}" for path, words in said.items() if words] == []

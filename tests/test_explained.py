@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,16 +24,24 @@ kind = "mask/window"
 1 = ["vllm-project/vllm#1"]
 +++
 
-## Example
+## What happens
 
-Id 7 is
+Token 7 is
 lost.
 
-## Usual root causes
+```
+> 7  lost
+```
+
+## Usual causes
 
 1. A slot is cleared.
 2. A
    `b` is lost.
+
+## How to tell
+
+`b` is gone.
 
 ## How to fix it
 
@@ -40,11 +49,17 @@ Keep it.
 """
 
 
+def fits(line: str) -> bool:
+    """Whether a line of a sample is plain and leaves room for an indent in 80 columns."""
+    return line.isprintable() and len(line) <= 76 and line == line.rstrip()
+
+
 def flaws(explained: Chapter) -> list[str]:
-    """What is amiss with an explanation."""
-    texts = [explained.example, explained.fix, *(cause.what for cause in explained.causes)]
-    found = [f"no sentence: {text!r}" for text in texts if not re.fullmatch(r"[A-Z`].*\.", text)]
+    """List what is wrong with a chapter."""
+    texts = [explained.what, explained.signs, explained.fix, *(cause.what for cause in explained.causes)]
+    found = [f"no sentence: {text!r}" for text in texts if not re.fullmatch(r"(?:[A-Z`]|eqcheck ).*\.", text)]
     found += [f"no plain text: {text!r}" for text in texts if not text.isprintable() or "  " in text]
+    found += [f"no sample: {line!r}" for line in explained.sample.splitlines() if not fits(line)]
     links = [link for cause in explained.causes for link in cause.links]
     found += [f"no link: {link!r}" for link in links if not LINK.fullmatch(link)]
     return found + ["no cause"] * (not explained.causes)
@@ -54,17 +69,19 @@ def test_every_kind_is_explained_and_nothing_else() -> None:
     assert {path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.md")} == set(FINGERPRINTS)
 
 
-@pytest.mark.parametrize("fingerprint", FINGERPRINTS)
-def test_explanations_are_sentences_and_links(fingerprint: str) -> None:
-    assert not flaws(about(fingerprint))
+def test_explanations_are_sentences_and_links() -> None:
+    assert {one: amiss for one in FINGERPRINTS if (amiss := flaws(about(one)))} == {}
 
 
 def test_a_flaw_is_seen() -> None:
-    right = Chapter("Id 7 is lost.", (RootCause("A slot is cleared.", ("vllm-project/vllm#1",)),), "Keep it.")
+    right = Chapter(
+        "Token 7 is lost.", (RootCause("A slot is cleared.", ("vllm-project/vllm#1",)),), "It is gone.", "Keep it."
+    )
     assert not flaws(right)
-    assert flaws(Chapter("", (), "Keep it.")) == ["no sentence: ''", "no cause"]
-    assert flaws(Chapter("Lost", right.causes, "Keep\x1bit."))
-    assert flaws(Chapter("Lost.", (RootCause("Why.", ("vllm#1",)),), "Keep it."))
+    assert flaws(Chapter("", (), "It is gone.", "Keep it.")) == ["no sentence: ''", "no cause"]
+    assert flaws(Chapter("Lost", right.causes, "It is gone.", "Keep\x1bit."))
+    assert flaws(Chapter("Lost.", (RootCause("Why.", ("vllm#1",)),), "It is gone.", "Keep it."))
+    assert flaws(replace(right, sample="x" * 77)) == [f"no sample: {'x' * 77!r}"]
 
 
 def test_causes_that_were_reported_come_first() -> None:
@@ -75,18 +92,21 @@ def test_causes_that_were_reported_come_first() -> None:
 
 def test_a_file_is_read_into_its_record() -> None:
     causes = (RootCause("A slot is cleared.", ("vllm-project/vllm#1",)), RootCause("A `b` is lost."))
-    assert parsed("mask/window", FILE) == Chapter("Id 7 is lost.", causes, "Keep it.")
+    assert parsed("mask/window", FILE) == Chapter("Token 7 is lost.", causes, "`b` is gone.", "Keep it.", "> 7  lost")
+    assert parsed("mask/window", FILE.replace("```\n> 7  lost\n```\n\n", "")).sample == ""
 
 
 @pytest.mark.parametrize(
     ("right", "wrong", "said"),
     [
-        ("+++\n\n", "\n", "expected front matter, then the sections Example,"),
-        ("## How to fix it", "## Remedy", "expected front matter, then the sections Example,"),
-        ("Id 7 is", "Id 7 is\n\nnot", "expected front matter, then the sections Example,"),
-        ("Id 7 is", "Id 7 is\n## Remedy", "expected front matter, then the sections Example,"),
-        ("1. A slot is cleared.", "A slot is cleared.", "expected front matter, then the sections Example,"),
-        ("   `b`", "`b`", "expected front matter, then the sections Example,"),
+        ("+++\n\n", "\n", "expected front matter, then the sections What happens,"),
+        ("## How to fix it", "## Remedy", "expected front matter, then the sections What happens,"),
+        ("Token 7 is", "Token 7 is\n\nnot", "expected front matter, then the sections What happens,"),
+        ("Token 7 is", "Token 7 is\n## Remedy", "expected front matter, then the sections What happens,"),
+        ("> 7  lost\n```", "> 7  lost", "expected front matter, then the sections What happens,"),
+        ("## How to tell", "## How", "expected front matter, then the sections What happens,"),
+        ("1. A slot is cleared.", "A slot is cleared.", "expected front matter, then the sections What happens,"),
+        ("   `b`", "`b`", "expected front matter, then the sections What happens,"),
         ("2. A", "1. A", "expected causes numbered from 1, got [1, 1]"),
         ("2. A", "3. A", "expected causes numbered from 1, got [1, 3]"),
         ("1 = [", "3 = [", "there are reports of the causes [3], and the causes [1, 2]"),

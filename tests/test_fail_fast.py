@@ -29,6 +29,7 @@ def short(target: object, draft: object, request: eqcheck.Request) -> list[list[
 @pytest.mark.parametrize(
     ("decoder", "passing", "all_drawn"), [(short, (), False), (short, (SHORT,), True), (right, (), True)]
 )
+@pytest.mark.tiers(quick=2, rest=1)
 def test_drawing_ends_at_a_failing_case_that_is_not_known(
     decoder: eqcheck.Decoder, passing: tuple[str, ...], all_drawn: bool
 ) -> None:

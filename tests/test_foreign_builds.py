@@ -39,6 +39,7 @@ def read(decode: Decode, count: int = 20, seed: int = 4) -> list[Explanation]:
     return [e for case in drawn if (e := judge(run(decode, case)).explanation)]
 
 
+@pytest.mark.rest
 def test_drafts_of_a_call_that_is_made_again_are_drafts_and_its_rounds_are_counted_once() -> None:
     once = next(fault.engine() for fault in FAULTS if fault.switch == "M4-rejected-visible")
     plain = replace(BUILDS["holes"], engine=once).decoder("once").function
@@ -69,7 +70,7 @@ def test_a_token_that_was_never_fed_is_said_to_be_so() -> None:
     found = judge(run(decode, case)).explanation
     assert found is not None
     assert found.fingerprint == "cache/missing-entry"
-    assert "position 0 is not in the row's cache (no call was fed its id)" in render(found)
+    assert "Token 0 of the row is not in the row's cache (never fed to the target)." in " ".join(render(found).split())
 
 
 def second_choices(target: Any, draft: Any, request: Request, *, accepts_first: bool) -> list[list[int]]:
@@ -93,6 +94,7 @@ def second_choices(target: Any, draft: Any, request: Request, *, accepts_first: 
     return rows
 
 
+@pytest.mark.rest
 def test_drafts_that_are_a_second_choice_are_drafts() -> None:
     assert not read(partial(second_choices, accepts_first=False), 15)
     found = read(partial(second_choices, accepts_first=True), 15)
@@ -107,7 +109,7 @@ def test_a_start_that_is_short_in_a_row_of_the_right_length_is_told() -> None:
     row = RowVerdict(0, expected=(1, 2, 3), observed=(7, 12, 1))
     told = prompt_returned([(5, 7, 6, 7, 12)], [row], limits=[9], pad=7, eos=(3,))
     assert told is not None
-    assert told[1].detail.startswith("the output begins 2 ids too early, with the end of its prompt")
+    assert told[1].detail.startswith("the output starts 2 tokens too early, with the end of the prompt")
 
 
 def test_a_length_that_leaves_out_the_pads_of_a_row_is_told() -> None:
@@ -120,7 +122,9 @@ def test_a_length_that_leaves_out_the_pads_of_a_row_is_told() -> None:
     found = judge(run(counted, replace(case, pad_token_id=right[0][1]))).explanation
     assert found is not None
     assert found.fingerprint == "bookkeeping/premature-stop"
-    assert "As many ids of its right row are the pad id as are missing." in render(found)
+    assert "The expected row contains the pad id exactly as often as tokens are missing." in " ".join(
+        render(found).split()
+    )
 
 
 class SlowOnce:

@@ -23,10 +23,14 @@ from gate_servers.engine import Asked, Told
 from gate_servers.server import served
 
 from eqcheck.cli import main
+from eqcheck.gate.answers import Scored
 from eqcheck.gate.prompts import drawn, read
+from eqcheck.gate.rows import Completed, Row, Wanted, second_choices
+from eqcheck.gate.sentences import text_of
 from eqcheck.truth.evidence import CROSSES, Exceedances, needed
 
 VOCABULARY = 256
+LOSSY = 0.8  # nats
 FAST = ("--requests", "96", "--max-tokens", "48", "--concurrency", "1,8")
 
 
@@ -82,7 +86,9 @@ class Toy:
             seen = [*context[:-2], context[-1]] if hidden and at % 5 == 4 else context
             law = self.law(seen)
             warm = asked.temperature * (2.0 if self.fault == "warm" else 1.0)
-            token = int(law.argmax())
+            (first, second), (token, other) = (each.tolist() for each in law.topk(2))
+            if self.fault == "lossy" and at % 2 and first - second <= LOSSY:
+                token = other
             if warm:
                 token = self.random.choices(range(VOCABULARY), (law / warm).softmax(-1).tolist())[0]
             context.append(token)
@@ -146,6 +152,7 @@ def test_the_bound_is_not_loose_by_the_factor_of_two_alone(monkeypatch: pytest.M
     assert sum(ends) / len(ends) < 1.3
 
 
+@pytest.mark.long
 def test_right_servers_are_equivalent(capsys: pytest.CaptureFixture[str]) -> None:
     with servers(Toy()) as both:
         code, report = gated(capsys, *both, *FAST)
@@ -163,6 +170,7 @@ def test_right_servers_are_equivalent(capsys: pytest.CaptureFixture[str]) -> Non
         ("stop", "bookkeeping/past-eos"),
     ],
 )
+@pytest.mark.tiers(quick=0, rest=1)
 def test_a_fault_is_told_and_named(capsys: pytest.CaptureFixture[str], fault: str, fingerprint: str) -> None:
     with servers(Toy(fault)) as both:
         code, report = gated(capsys, *both, *FAST)
@@ -175,7 +183,74 @@ def test_a_fault_is_told_and_named(capsys: pytest.CaptureFixture[str], fault: st
     assert violation["conditions"]
 
 
+def test_lossy_acceptance_is_named_by_ranks_and_a_limit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Every other token is the second choice where that is near; a cache that lacks a token gives any choice."""
+    with servers(Toy("lossy")) as both:
+        code, report = gated(capsys, *both, *FAST, "--out", str(tmp_path))
+    assert code == 1
+    (violation,) = report["violations"]
+    assert violation["fingerprint"] == "bookkeeping/over-accept"
+    assert violation["cause"]["certainty"] == "Likely cause"
+    seconds = violation["second_choices"]
+    assert seconds["second"] == seconds["wrong_tokens"] > 50
+    said = violation["explanation"]
+    assert f"All {seconds['second']} wrong tokens are the plain server's second choice" in said
+    assert "lossy or threshold acceptance): those at most 0.8" in said
+    assert "by accident is 1 in 10^" in said
+    shown = text_of(report, str(tmp_path))
+    assert f"Reproduce      python {tmp_path}/over-accept.py" in shown
+    with servers(Toy("hidden")) as both:
+        _, report = gated(capsys, *both, *FAST)
+    (violation,) = report["violations"]
+    assert violation["second_choices"]["second"] < violation["second_choices"]["wrong_tokens"]
+    assert "second choice" not in violation["explanation"]
+
+
+def rows_with_gaps(wrong: list[float], places: list[float]) -> list[Row]:
+    """Rows of one token: second choices with these gaps that are returned, and first choices with such a second."""
+    made = []
+    for gap, token in [*((gap, 2) for gap in wrong), *((gap, 1) for gap in places)]:
+        scores = {1: -0.1, 2: -0.1 - gap, 3: -30.0, 4: -31.0, 5: -32.0}
+        place = Scored(token, scores[token], 1, scores)
+        made.append(Row(0, Wanted((7,), 1), Completed((token,), "length", (7,)), (place,), 1, 0))
+    return made
+
+
+def test_second_choices_name_a_threshold_only_with_a_limit() -> None:
+    rng = random.Random(0)
+    places = [5 * rng.random() for _ in range(600)]
+    near, any_ = [0.2 + 0.8 * rng.random() for _ in range(80)], [0.2 + 4.8 * rng.random() for _ in range(80)]
+    limited, unlimited = (second_choices(rows_with_gaps(wrong, places), 0.1) for wrong in (near, any_))
+    assert limited.all_second
+    assert unlimited.all_second
+    assert limited.log10_limit < -20
+    assert unlimited.log10_limit > -3
+    assert limited.log10_chance == pytest.approx(80 * math.log10(0.25))
+    assert not second_choices(rows_with_gaps(near[:2], places), 0.1).all_second
+    assert not second_choices(rows_with_gaps([], places), 0.1).all_second
+
+
+def test_the_last_screen_has_the_cause_the_reproduction_and_the_verdict(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("eqcheck.explanation.layout.within", 80)
+    with servers(Toy("lossy")) as both:
+        assert main(["gate", *both, *FAST, "--out", str(tmp_path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 or all("/" in line for line in lines if len(line) > 80)
+    screen = "\n".join(lines[-23:])
+    for word in ("Likely cause", "Evidence", "Reproduce", "violation: "):
+        assert word in screen
+    expected, got, mark = (
+        next(line for line in lines if word in line) for word in ("expected  ", "got  ", "^ new token ")
+    )
+    wrong = next(at for at, pair in enumerate(zip(expected[17:], got[17:], strict=False), 17) if pair[0] != pair[1])
+    first = mark.index("^")
+    assert first <= wrong < first + mark.count("^")
+
+
 @pytest.mark.parametrize("temperature", ["0", "0.9"])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_rows_without_their_last_token_are_told_whatever_their_end_is_called(
     capsys: pytest.CaptureFixture[str], temperature: str
 ) -> None:
@@ -189,6 +264,7 @@ def test_rows_without_their_last_token_are_told_whatever_their_end_is_called(
     assert violation["first"]["expected"] is None
 
 
+@pytest.mark.rest
 def test_stops_that_are_not_told_are_heeded(capsys: pytest.CaptureFixture[str]) -> None:
     """Two servers that leave out the stop are right; a server that passes over its stops is not."""
     with servers(Toy("untold-stops"), Toy("untold-stops")) as both:
@@ -201,6 +277,7 @@ def test_stops_that_are_not_told_are_heeded(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(("fault", "at_once"), [("hidden", 1), ("beside", 2), ("limit", 1), ("lost", 1)])
+@pytest.mark.rest
 def test_the_smallest_requests_show_a_wrong_row(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, fault: str, at_once: int
 ) -> None:
@@ -218,9 +295,10 @@ def test_the_smallest_requests_show_a_wrong_row(
         said = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True).stdout
     observed = smallest["observed"]
     assert f"{len(observed)} of {smallest['max_tokens']} tokens" in said
-    assert fault in ("limit", "lost") or f"token {smallest['at']} is {observed[smallest['at']]} and" in said
+    assert fault in ("limit", "lost") or f"token {smallest['at']} is {observed[smallest['at']]} but" in said
 
 
+@pytest.mark.long
 def test_sampled_rows_are_held_to_the_law(capsys: pytest.CaptureFixture[str]) -> None:
     words = (*FAST, "--temperature", "0.9")
     with servers(Toy()) as both:
@@ -232,6 +310,7 @@ def test_sampled_rows_are_held_to_the_law(capsys: pytest.CaptureFixture[str]) ->
     assert [each["fingerprint"] for each in report["violations"]] == ["sampling/stray-law"]
 
 
+@pytest.mark.rest
 def test_few_requests_are_inconclusive_and_say_how_many_more(capsys: pytest.CaptureFixture[str]) -> None:
     with servers(Toy()) as both:
         code, report = gated(capsys, *both, "--requests", "8", "--max-tokens", "8")
@@ -240,6 +319,7 @@ def test_few_requests_are_inconclusive_and_say_how_many_more(capsys: pytest.Capt
     assert needed(0.5) < needed(0.1)
 
 
+@pytest.mark.long
 def test_calls_that_fail_for_a_while_are_no_violation(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -250,6 +330,7 @@ def test_calls_that_fail_for_a_while_are_no_violation(
     assert report["calls"]["speculative"]["retried"] > 5
 
 
+@pytest.mark.long
 def test_a_page_and_a_report_are_written_and_prompts_left_out(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -262,6 +343,7 @@ def test_a_page_and_a_report_are_written_and_prompts_left_out(
     assert json.loads((tmp_path / "gate" / "gate.json").read_text())["verdict"] == "violation"
 
 
+@pytest.mark.long
 def test_servers_that_cannot_be_judged_are_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,6 +376,7 @@ def test_servers_that_cannot_be_judged_are_one_line(
         b"\xff",
     ],
 )
+@pytest.mark.tiers(quick=4, rest=2)
 def test_hostile_answers_are_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:

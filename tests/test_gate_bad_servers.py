@@ -6,6 +6,7 @@ import json
 import math
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -16,9 +17,13 @@ from typing import Any, TypeAlias
 import pytest
 
 from eqcheck.cli import main
+from eqcheck.gate.answers import ServerError
+from eqcheck.gate.rows import Wanted
+from eqcheck.gate.servers import Server
 
 Body: TypeAlias = "dict[str, Any]"
 VOCABULARY, CONTEXT = 40, 300
+DROPPED, SILENT = 0, 1  # in place of a status: the connection is closed at once, or after a while
 SMALL = ("--requests", "24", "--max-tokens", "12", "--concurrency", "1,4")
 LONGER = ("--requests", "96", "--json")  # behind the former
 
@@ -110,6 +115,11 @@ def serving(toy: Toy) -> Iterator[str]:
                 self._send(*toy.answer(self.path, json.loads(body)))
 
         def _send(self, status: int, data: Any) -> None:
+            if status == SILENT:
+                time.sleep(1)
+            if status in (DROPPED, SILENT):
+                self.close_connection = True
+                return
             sent = data if isinstance(data, bytes) else json.dumps(data).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(sent)))
@@ -147,6 +157,7 @@ def wrong(asked: Body, made: Body) -> Body:
     return made
 
 
+@pytest.mark.long
 def test_two_right_servers_and_a_wrong_one(capsys: pytest.CaptureFixture[str]) -> None:
     more = ("--requests", "96", "--max-tokens", "32", "--json")
     assert gate(Toy(), Toy(), *more) == 0
@@ -162,11 +173,13 @@ def test_too_few_tokens_say_how_many_more_would_do(capsys: pytest.CaptureFixture
     assert "more" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_calls_that_fail_for_a_while_are_made_again(capsys: pytest.CaptureFixture[str]) -> None:
     assert gate(Toy(failing=10), Toy(failing=10), "--requests", "96", "--max-tokens", "32") == 0
     assert "again" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_refused_key_is_told_and_no_key_is_ever_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,6 +196,7 @@ def test_a_refused_key_is_told_and_no_key_is_ever_shown(
     assert not any("secret" in text for text in (said.out, said.err, later.out, later.err, *written))
 
 
+@pytest.mark.long
 def test_prompts_are_left_out_of_a_redacted_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = [37, 3, 31, 5, 29, 7]
     (tmp_path / "mine.jsonl").write_text(f'{{"prompt": {ids}}}\n' * 3)
@@ -225,6 +239,7 @@ TWISTS: dict[str, Callable[[Body, Body], Any]] = {
 
 @pytest.mark.parametrize("twist", TWISTS)
 @pytest.mark.parametrize("side", ["speculative", "plain"])
+@pytest.mark.tiers(quick=2, rest=4)
 def test_a_hostile_answer_is_one_line(twist: str, side: str, capsys: pytest.CaptureFixture[str]) -> None:
     bad, good = Toy(twist=TWISTS[twist]), Toy()
     code = gate(bad, good) if side == "speculative" else gate(good, bad)
@@ -238,6 +253,66 @@ def test_a_hostile_answer_is_one_line(twist: str, side: str, capsys: pytest.Capt
     assert "http://127.0.0.1" in line
 
 
+class Broken(Toy):
+    """A server whose completions are answered by a status and a body that do not help."""
+
+    def __init__(self, status: int, body: bytes = b"") -> None:
+        super().__init__()
+        self.status, self.body = status, body
+
+    def answer(self, path: str, asked: Body) -> tuple[int, Any]:
+        return (self.status, self.body) if path == "/v1/completions" else super().answer(path, asked)
+
+
+BROKEN = {
+    "dropped": (DROPPED, b"", "closed the connection without an answer to a prompt of 3 tokens (7 tries); see the"),
+    "silent": (SILENT, b"", "no answer within 0 s to a prompt of 3 tokens (2 tries); see the server's log"),
+    "vLLM's 400": (400, b'{"object": "error", "message": "max_tokens is bad"}', "400 to a prompt of 3 tokens: max_t"),
+    "OpenAI's 404": (404, b'{"error": {"message": "no model m"}}', "404 to a prompt of 3 tokens: no model m"),
+    "FastAPI's 422": (422, b'{"detail": "prompt: a string"}', "422 to a prompt of 3 tokens: prompt: a string"),
+    "text of a 400": (400, b"no such field", "400 to a prompt of 3 tokens: no such field"),
+    "500": (500, b'{"error": "out of memory"}', "500 to a prompt of 3 tokens: out of memory (7 tries); see the server"),
+    "503 alone": (503, b"", "503 to a prompt of 3 tokens (7 tries); see the server's log"),
+    "redirect": (307, b"", "answers with a redirect (307); give the final URL"),
+    "page": (200, b"<html>", "expected JSON to a prompt of 3 tokens, got '<html>'; is http://127.0.0.1"),
+    "nothing": (200, b"", "expected JSON to a prompt of 3 tokens, got an empty answer"),
+    "no choices": (200, b'{"id": 7}', "a list 'choices', got {'id': 7}; docs/gate.md lists what a server must answer"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_an_error_of_the_network_says_what_happened_and_what_to_do(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, without the name of an exception; and no file of answers, for there was none."""
+    monkeypatch.setattr("eqcheck.gate.servers.FIRST_WAIT_S", 0.001)
+    monkeypatch.setattr("eqcheck.gate.servers.TIMEOUT_S", 0.3)
+    status, body, expected = BROKEN[name]
+    (tmp_path / "one.jsonl").write_text('{"prompt": [1, 2, 3]}\n')
+    with serving(Broken(status, body)) as one, serving(Toy()) as other:
+        words = ["--speculative", one, "--plain", other, "--prompts", str(tmp_path / "one.jsonl")]
+        assert main(["gate", *words, "--out", str(tmp_path / "out")]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line
+    assert f"{one}/completions" in line
+    assert not any(word in line for word in ("Error", "Errno", "Traceback"))
+    assert not (tmp_path / "out" / "answers.ndjson").exists()
+
+
+def test_a_server_that_stops_while_the_gate_runs_is_told_from_one_that_never_ran(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("eqcheck.gate.servers.FIRST_WAIT_S", 0.001)
+    with serving(Toy()) as url:
+        server = Server(url, "plain")
+    with pytest.raises(ServerError, match=r"the server answered before and is gone now \(Connection refused\)"):
+        server.complete(Wanted((1, 2, 3), 1))
+    with pytest.raises(ServerError, match=r"--plain .* no server answers \(Connection refused\); start it"):
+        Server(url, "plain")
+    server.close()
+
+
+@pytest.mark.rest
 def test_a_baseline_is_an_earlier_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert gate(Toy(), Toy(), "--out", str(tmp_path)) == 2
     assert gate(Toy(), Toy(), "--baseline", str(tmp_path / "gate.json")) == 2
@@ -253,6 +328,7 @@ def test_a_huge_answer_is_never_held_whole(monkeypatch: pytest.MonkeyPatch, caps
     assert "expected an answer of 100000 bytes at most" in capsys.readouterr().err
 
 
+@pytest.mark.rest
 def test_a_gate_that_was_broken_off_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole, toy, plain = Toy(), Toy(), Toy()
     gate(whole, Toy())
@@ -268,6 +344,7 @@ def test_a_gate_that_was_broken_off_goes_on(tmp_path: Path, capsys: pytest.Captu
     assert toy.calls <= whole.calls + 2  # texts are turned into ids twice
 
 
+@pytest.mark.rest
 def test_a_gate_with_more_requests_goes_on_from_one_with_too_few(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -277,7 +354,7 @@ def test_a_gate_with_more_requests_goes_on_from_one_with_too_few(
     with serving(toy) as one, serving(Toy()) as other:
         words = ["gate", "--speculative", one, "--plain", other, *SMALL, "--out", str(tmp_path)]
         assert main(words) == 2
-        assert f"goes on from {tmp_path}/answers.ndjson" in capsys.readouterr().err
+        assert f"continues from {tmp_path}/answers.ndjson" in capsys.readouterr().err
         asked = toy.calls
         assert main([*words, *LONGER]) == 0
         out, said = capsys.readouterr()

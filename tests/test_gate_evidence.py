@@ -151,6 +151,7 @@ def sampled(kind: str, rows: int, seed: int = 0, **options: Any) -> SampledRows:
 
 
 @pytest.mark.parametrize("kind", ["wrong-law", "warm"])
+@pytest.mark.tiers(quick=1, rest=1)
 def test_a_wrong_law_of_sampled_rows_crosses_and_a_right_one_does_not(kind: str) -> None:
     """Under noise that hides both from bets on the referee's law alone."""
     assert sampled(kind, 120).log_evidence > math.log(CROSSES)

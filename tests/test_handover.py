@@ -35,6 +35,7 @@ def read(decoder: Decoder, count: int = 40) -> list[Explanation]:
 
 
 @pytest.mark.parametrize("decoder", planted("X3-mask-of-old-rows"), ids=lambda one: one.name)
+@pytest.mark.tiers(quick=0, rest=1)
 def test_a_mask_that_is_right_for_the_row_before_is_named(decoder: Decoder) -> None:
     found = read(decoder)
     named = Counter(one.fingerprint for one in found)
@@ -42,10 +43,11 @@ def test_a_mask_that_is_right_for_the_row_before_is_named(decoder: Decoder) -> N
     assert named["mask/of-another-row"] >= 0.6 * len(found), named
     (one, *_) = [one for one in found if one.kind == "of-another-row"]
     assert one.query is not None
-    assert f", which held batch row {one.query.call_row} up to call " in render(one)
+    assert f", which was batch row {one.query.call_row} up to call " in " ".join(render(one).split())
 
 
 @pytest.mark.parametrize("decoder", planted("X3-positions-of-old-rows"), ids=lambda one: one.name)
+@pytest.mark.tiers(quick=1, rest=1)
 def test_a_position_that_is_due_to_the_row_before_is_said(decoder: Decoder) -> None:
     found = read(decoder)
     assert {one.fingerprint for one in found} == {"position/query-position"}
@@ -54,19 +56,23 @@ def test_a_position_that_is_due_to_the_row_before_is_said(decoder: Decoder) -> N
     assert len(told) >= 0.6 * len(found)
     for one in told:
         assert one.facts["due"] == one.deviations[0].observed
-        assert f"{one.facts['due']} is the position due to row {one.facts['other_row']}, which held" in render(one)
+        assert f"{one.facts['due']} is the correct position id for row {one.facts['other_row']}, which was" in " ".join(
+            render(one).split()
+        )
 
 
 @pytest.mark.parametrize(
     "switch",
     ["M4-rejected-visible", "M4-accepted-hidden", "M3-mask-by-token", "P1-positions-by-slot", "X2-stale-row-index"],
 )
+@pytest.mark.tiers(quick=0, rest=1)
 def test_other_faults_of_masks_and_positions_are_no_handover(switch: str) -> None:
     for fault in [fault for fault in FAULTS if fault.switch == switch]:
         found = read(fault.decoder(), 30)
         assert not [one for one in found if one.kind == "of-another-row"], fault.id
 
 
+@pytest.mark.long
 def test_right_engines_hand_rows_over() -> None:
     for name in ("holes", "rolled_back", "realigned", "continuous", "static"):
         assert not read(BUILDS[name].decoder(name), 20)

@@ -94,6 +94,7 @@ def check_markdown(text: str, fingerprint: str) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--isolate",)], ids=str)
+@pytest.mark.tiers(quick=1, rest=1)
 def test_nothing_a_decoder_says_reaches_the_terminal_or_a_report_as_it_is(
     work: Path, capsys: Printed, words: tuple[str, ...]
 ) -> None:
@@ -129,6 +130,7 @@ def test_why_a_decoder_declines_stays_in_its_place(work: Path, capsys: Printed) 
     assert "<script>" not in markdown
 
 
+@pytest.mark.rest
 def test_an_engine_s_texts_stay_in_their_places(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = registry.load("mine.py")
     case = EngineCase((EngineRow((1, 2), RowOptions(2)),))
@@ -230,6 +232,7 @@ def audited(folder: Path, limit: int, *words: str, **where: Any) -> subprocess.C
     return subprocess.run([sys.executable, "-c", AUDIT, str(limit), *words], env=environment, **given)
 
 
+@pytest.mark.long
 def test_a_full_disk_loses_no_verdict(tmp_path: Path) -> None:
     kept = [tmp_path / "reports/mine" / name for name in ("report.json", "report.md", "cases/old.json")]
     kept.append(tmp_path / ".eqcheck/1/mine/old.json")
@@ -246,6 +249,7 @@ def test_a_full_disk_loses_no_verdict(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+@pytest.mark.long
 def test_a_full_disk_under_standard_output_keeps_the_exit_code(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = audited(tmp_path, 0, stdout=full)

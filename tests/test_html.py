@@ -71,6 +71,7 @@ KINDS = ("kind", "component")  # where these are known, pages go other ways
 
 @pytest.mark.parametrize("kept", [(), KINDS], ids=["unknown kinds", "known kinds"])
 @pytest.mark.parametrize("name", REPORTS)
+@pytest.mark.tiers(quick=7, rest=1)
 def test_no_text_of_a_report_becomes_markup(name: str, kept: tuple[str, ...]) -> None:
     hostile, harmless = (to_html(filled(name, text, kept)) for text in (HOSTILE, " harmless"))
     assert elements(hostile) == elements(harmless)
@@ -126,10 +127,10 @@ def test_the_page_tells_what_the_report_says() -> None:
     for said in (
         "131 of 150 cases fail. Found: 2 causes.",
         "position/query-position",
-        "A query carries a position other than its logical one.",
+        "Wrong position id",
         "eqcheck replay",
-        "6 of 6 cases with other ids show the same.",
-        "Right position restores the output.",
+        "6 of 6 copies of the case with other tokens fail in the same way.",
+        "With the correct position ids, the output is correct.",
         "rows of one target call accepted different counts",
         "transformers",
     ):

@@ -251,13 +251,14 @@ def whole(how: str, kind: str = "rotary") -> tuple[Rows, tuple[int, ...]]:
     ],
 )
 @any_target
+@pytest.mark.tiers(quick=32, rest=24)
 def test_rows_returned_whole_are_named(kind: str, how: str, what: str, pad: int | None) -> None:
     outputs, eos = whole(how, kind)
     verdict = check(kind, outputs, eos, pad)
     assert verdict.explanation is not None
     assert verdict.explanation.fingerprint == "bookkeeping/prompt-in-output"
     assert (verdict.explanation.row, verdict.explanation.wrong_rows) == (0, (0, 1, 2))
-    assert f"its prompt of 5 tokens, then what the target emits; {what}" in verdict.explain()
+    assert f"its prompt of 5 tokens, then what the target returns; {what}" in verdict.explain()
     outputs[2][-1] = (outputs[2][-1] + 1) % PAD  # a wrong token in one row: the prompt is not the whole story
     assert "prompt-in-output" not in check(kind, outputs, eos, pad).explain()
 
@@ -265,14 +266,24 @@ def test_rows_returned_whole_are_named(kind: str, how: str, what: str, pad: int 
 @pytest.mark.parametrize(
     ("prompt", "expected", "observed", "words"),
     [
-        ((3, 1), (7, 8), (3, 1, 7, 8), "its prompt of 2 tokens, then what the target emits; return row[len(prompt):]"),
+        (
+            (3, 1),
+            (7, 8),
+            (3, 1, 7, 8),
+            "its prompt of 2 tokens, then what the target returns; return row[len(prompt):]",
+        ),
         (
             (3, 1),
             (7, 8),
             (0, 0, 3, 1, 7, 8),
-            "2 pads, its prompt of 2 tokens, then what the target emits; return row[4:]",
+            "2 pads, its prompt of 2 tokens, then what the target returns; return row[4:]",
         ),
-        ((3, 1), (7, 8), (3, 1, 0, 7, 8), "its prompt of 2 tokens, 1 pad, then what the target emits; return row[3:]"),
+        (
+            (3, 1),
+            (7, 8),
+            (3, 1, 0, 7, 8),
+            "its prompt of 2 tokens, 1 pad, then what the target returns; return row[3:]",
+        ),
         ((3, 1), (7, 8), (3, 1, 7, 8, 0), "return row[len(prompt):] without the pads at its end"),
         ((0, 1), (0, 8), (0, 0, 1, 0, 8), "return row[3:]"),  # the pad id is a token of the prompt and of the row
         ((3,), (7, 8), (3, 7, 8), "its prompt of 1 token, then"),
@@ -311,6 +322,7 @@ def test_a_row_that_repeats_its_prompt_is_not_accused() -> None:
             assert "prompt-in-output" not in oracle.check([prompt], [wrong], **asked).explain()
 
 
+@pytest.mark.rest
 def test_an_audit_and_assert_equivalent_name_it_too() -> None:
     def returns_all(target: Any, draft: Any, request: Request) -> Rows:
         rows: Rows = eqcheck.load("eqspec")(target, draft, request)
@@ -528,6 +540,7 @@ def coarse(dtype: torch.dtype) -> tuple[Any, Oracle]:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.rest
 def test_below_float32_rows_are_judged_by_evidence(dtype: torch.dtype) -> None:
     """Left-padded batches of the model itself are right, and rounding decides some tokens; with a mask that shows pads,
     rows exchanged and tokens that score far below the best the evidence of several checks decides."""

@@ -1,9 +1,11 @@
-"""Sentences are made in one place and read back nowhere: no code cuts data out of a field that holds words."""
+"""Sentences are made in one place and read back nowhere, and docstrings and comments begin with a whole thought."""
 
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,3 +107,39 @@ def test_no_template_reads_words_back() -> None:
     assert CUT.findall('{{ warning|replace("VACUOUS:", "") }} {{ one.words.split(";") }}') == ["warning", "words"]
     cuts = [(path.name, name) for path in TEMPLATES for name in CUT.findall(path.read_text())]
     assert [(path, name) for path, name in cuts if name not in NAMES] == []
+
+
+CODE = sorted(path for folder in ("eqcheck", "adapters", "reference_impls") for path in (ROOT / folder).rglob("*.py"))
+FRAGMENTS = {"Of", "So", "That", "Those", "What", "Whether", "Which", "Whose", "Who", "Why", "How", "By", "As"}
+"""First words of a clause that has lost its verb: "Whether rows differ", "Of the rows the last"."""
+
+
+def fragments(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the first word of each docstring or comment that begins with a fragment."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if (word := _first(ast.get_docstring(node) or "")) in FRAGMENTS:
+            yield node.body[0].lineno, word
+    block = -1  # the line of the last comment that had its line to itself: the next line goes on with it
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            line, alone = token.start[0], not token.line[: token.start[1]].strip()
+            if not (alone and line == block + 1) and (word := _first(token.string.lstrip("# "))) in FRAGMENTS:
+                yield line, word
+            block = line if alone else block
+
+
+def _first(text: str) -> str:
+    return re.split(r"\W", text, maxsplit=1)[0]
+
+
+def test_a_fragment_is_seen() -> None:
+    source = "# Of two rows one is shorter.\n\ndef f():\n    'Whether rows differ.'\n    x = 1  # As it was.\n"
+    assert sorted(fragments(source)) == [(1, "Of"), (4, "Whether"), (5, "As")]
+    assert not list(fragments("# Two rows\n# As they came.\n\ndef f():\n    'Return whether rows differ.'\n"))
+
+
+def test_docstrings_and_comments_begin_with_a_whole_thought() -> None:
+    found = {(str(path.relative_to(ROOT)), *one) for path in CODE for one in fragments(path.read_text())}
+    assert not found

@@ -37,8 +37,8 @@ def test_a_stored_report_is_printed_and_its_page_written(tmp_path: Path, capsys:
     page = tmp_path / "page.html"
     assert cli.main(["report", BSP, "--html", str(page)]) == EQUIVALENT
     said = capsys.readouterr().out
-    assert "position/query-position - a query carries" in said
-    assert said.endswith(f"page: {page}\n")
+    assert "FAIL position/query-position: wrong position id" in said
+    assert said.endswith(f"{page}\n")
     assert page.read_text().startswith("<!doctype html>")
 
 

@@ -99,12 +99,14 @@ def greedy(prompt: Sequence[int], model: Any = TARGET, new: int = NEW) -> tuple[
 
 @pytest.mark.parametrize("noise", sampling.NOISE)
 @pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.rest
 def test_rows_of_unequal_options_are_of_their_laws(name: str, noise: str) -> None:
     assert worst(name, noise=noise) < 0
 
 
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("draft", [DRAFT, NEAR], ids=["far", "near"])
+@pytest.mark.rest
 def test_at_any_number_of_draft_tokens_and_closeness_of_the_draft(k: int, draft: Any) -> None:
     assert worst("ragged", draft=draft, num_draft_tokens=k) < 0
 
@@ -137,6 +139,7 @@ class _Rejection(sampling.Rejection):  # type: ignore[misc, name-defined]
 
 
 @pytest.mark.parametrize("fault", [name for name in vars(_Rejection) if "_" in name.strip("_")])
+@pytest.mark.rest
 def test_a_wrong_rule_fails_the_same_check(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     replaced = fault.partition("_")[0]
     assert replaced in vars(sampling.Rejection) or replaced == "laws"
@@ -144,6 +147,7 @@ def test_a_wrong_rule_fails_the_same_check(monkeypatch: pytest.MonkeyPatch, faul
     assert worst("ragged") > 0
 
 
+@pytest.mark.rest
 def test_noise_that_is_used_twice_fails_the_same_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """What rejected a draft token draws its correction; and clocks that do not know their place."""
     made = sampling.Rejection.__init__
@@ -227,6 +231,7 @@ def decoded(name: str, prompts: Sequence[Any], draft: Any = None, **settings: An
 
 
 @pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.rest
 def test_noise_by_position_is_the_same_with_and_without_speculation(name: str) -> None:
     prompts = asked()
     expected = [reference(prompt) for prompt in prompts]
@@ -242,6 +247,7 @@ def test_noise_by_position_is_the_same_with_and_without_speculation(name: str) -
 
 
 @pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.tiers(quick=2, rest=1)
 def test_noise_by_position_on_a_real_architecture(name: str) -> None:
     target = tiny("llama")
     prompts = [
@@ -255,6 +261,7 @@ def test_noise_by_position_on_a_real_architecture(name: str) -> None:
 
 @pytest.mark.parametrize("noise", sampling.NOISE)
 @pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.rest
 def test_rows_with_seeds_repeat_whatever_their_mates(name: str, noise: str) -> None:
     prompts = asked()
     torch.manual_seed(1)
@@ -285,6 +292,7 @@ def test_noise_by_row_does_not_promise_more() -> None:
 
 @pytest.mark.parametrize("noise", sampling.NOISE)
 @pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.tiers(quick=2, rest=4)
 def test_greedy_rows_stay_greedy_and_rows_without_seeds_do_not_share_noise(name: str, noise: str) -> None:
     prompts = asked(seeded=False)
     twins = [replace(prompts[0], stop_token_ids=()) for _ in range(3)]
@@ -315,6 +323,7 @@ def test_without_a_sampled_row_nothing_is_drawn_and_no_law_is_computed(
 
 
 @pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.tiers(quick=2, rest=1)
 def test_requests_of_decoders(name: str) -> None:
     """Options come from the request's rows; without any, rows are greedy."""
     prompts = asked()

@@ -58,6 +58,7 @@ def stories(done: Run) -> list[Story]:
 
 
 @pytest.mark.parametrize("decoder", known_good().values(), ids=lambda decoder: decoder.name)
+@pytest.mark.tiers(quick=5, rest=18)
 def test_of_right_decoders_all_is_right(decoder: Decoder) -> None:
     source = Source(11, decoder.families, decoder.padding_sides, decoder.cache_states)
     known = told = 0

@@ -16,6 +16,7 @@ from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.contract.decoders import CLAIMED, Decoder, Request, decoder
 from eqcheck.decoding.harness import run
 from eqcheck.explanation.records import Deviation, Explanation, Opinion, Query
+from eqcheck.explanation.statements import sentence
 from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import judge
@@ -54,6 +55,7 @@ class PackedHidesFirst(Packed):
         self.target = hiding
 
 
+@pytest.mark.rest
 def test_what_one_of_several_packed_rows_saw_is_read() -> None:
     assert set(named(PackedHidesFirst)) == {"mask/token-hidden"}
 
@@ -80,6 +82,7 @@ class LookedUpTakesNext(LookedUp):
         (LookedUpTakesNext, "bookkeeping/wrong-correction"),
     ],
 )
+@pytest.mark.tiers(quick=1, rest=2)
 def test_drafts_without_the_draft_model(engine: type[RoundEngine], fingerprint: str | None) -> None:
     assert set(named(engine)) == ({fingerprint} if fingerprint else set())
 
@@ -114,5 +117,9 @@ def test_unattributed_shows_both_opinions() -> None:
         repair=Opinion((("cache",),), ()),
     )
     text = render(read)
-    assert f"Two opinions: {detail}." in text
-    assert text.index("Two opinions") < text.index("which the others do not bear out") < text.index("However")
+    assert f"    {sentence(detail)}" in text
+    assert (
+        text.index("  Cause unknown")
+        < text.index("  Read           from the cache, but not confirmed")
+        < text.index("is masked")
+    )

@@ -157,7 +157,7 @@ class Tap:
 
     @property
     def queries(self) -> int:
-        """How many queries were read, of all layers."""
+        """Return how many queries were read, of all layers."""
         return sum(len(step.queries) for step in self.steps)
 
     def faults(self) -> list[tuple[str, str]]:

@@ -63,7 +63,7 @@ class Abduced:
 
     @property
     def open(self) -> bool:
-        """Whether another component explains as much."""
+        """Return whether another component explains as much."""
         return any(rival.partition("/")[0] != self.component for rival in self.search.rivals)
 
 
@@ -92,7 +92,7 @@ def _of_most_rows(evidence: Evidence, finding: Explained) -> bool:
 
 
 def fits(evidence: Evidence, ids: Collection[str], partly: bool = False) -> set[str]:
-    """Those of the edits ``ids`` that explain every wrong token, however likely by chance.
+    """Return those edits of ``ids`` that explain every wrong token, however likely by chance.
 
     With ``partly`` also an edit that explains some of them, if that is surely no chance, and no edit of another kind
     that was tried explains all.
@@ -161,7 +161,7 @@ def _pooled(tries: Sequence[tuple[Evidence, list[Explained], int]]) -> Abduced |
     ]
     shared = {key: [here[key] for here in by_case if key in here] for key in by_case[0]}
     shared = {key: findings for key, findings in shared.items() if key.once or len(findings) == len(tries)}
-    # Which of the cases an edit that happens once explains was not known before: so many choices there were of them.
+    # An edit that happens once may explain any of the cases, so each of them counts as one more choice.
     pooled = {
         key: replace(
             reduce(Explained.beside, findings).times(comb(len(tries), len(findings))),
@@ -290,7 +290,7 @@ def _best(evidence: Evidence, findings: list[Explained], count: int) -> Abduced 
     def sure(finding: Explained) -> bool:
         return finding.chance * count <= PARTIAL
 
-    # Of two partial findings each that is sure enough leaves the other in doubt.
+    # Two partial findings that are both sure enough leave each other in doubt.
     rivals = {f.hypothesis.edit.fingerprint for f in findings if f.complete or (not best.complete and sure(f))}
     rivals = (rivals | set(edit.rivals)) - {edit.fingerprint}
     also = {

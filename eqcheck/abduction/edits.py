@@ -1,4 +1,4 @@
-"""How an edit of what is seen is written."""
+"""Define how an edit of what is seen is written."""
 
 from __future__ import annotations
 

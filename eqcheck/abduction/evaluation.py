@@ -28,7 +28,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @cache
 def logits(function: Function) -> torch.Tensor:
-    """By code, the scores ``[codes, vocabulary]`` of the next token; made once for a function."""
+    """Return the scores ``[codes, vocabulary]`` of the next token by code; computed once per function."""
     table = np.zeros((CODES, VOCABULARY))
     table[:, list(function.tokens_out)] = signs(range(CODES)) * LOGITS @ signs(range(CODES)).T
     return torch.from_numpy(table)
@@ -92,7 +92,7 @@ def _exact(function: Function, programs: Sequence[Program]) -> list[Answers]:
 def _memories(
     rules: Sequence[DeltaRule], codes: Sequence[int], inputs: Sequence[int], memory: Sequence[int]
 ) -> Iterator[list[int]]:
-    """By rule, the codes that its memory joins in, for each entry; inputs and memory go on from other entries."""
+    """Return by rule the codes that its memory joins in, for each entry; inputs and memory go on from other entries."""
     if not rules:
         return
     reach = max(max(rule.key_distance, rule.value_distance) for rule in rules)
@@ -186,7 +186,7 @@ class _Evaluation:
 
 
 def _table(sees: Sequence[Sequence[int]], width: int) -> Array:
-    """Whether each query sees each column."""
+    """Return whether each query sees each column."""
     table = np.zeros((len(sees), width), bool)
     queries = [query for query, seen in enumerate(sees) for _ in seen]
     table[queries, [column for seen in sees for column in seen]] = True

@@ -106,7 +106,7 @@ class Evidence:
 
     @cached_property
     def _likely(self) -> dict[bool, list[torch.Tensor]]:
-        """By row the logarithms of the probabilities of its tokens ``[noises, new tokens]``, with its own options.
+        """Return by row the log-probabilities of its tokens ``[noises, new tokens]``, with its own options.
 
         Under True, of each token with those options of the case, or none, that make it likeliest.
         """
@@ -126,7 +126,7 @@ class Evidence:
         return noisy.log_softmax(-1).gather(-1, emitted[..., None])[..., 0]
 
     def chance(self, row: int, end: int, once: bool, beside_options: bool = True) -> float:
-        """How likely an edit that has nothing to do with the fault emits a row's tokens up to ``end``.
+        """Return how likely an edit that has nothing to do with the fault emits a row's tokens up to ``end``.
 
         An edit ``beside_options`` has to explain more than options that are misused do: what any of the case's options
         emit in a place, or none, is likely there. Else a draft without options, whose tokens are emitted, would
@@ -167,12 +167,12 @@ class Evidence:
 
     @property
     def recurrent(self) -> bool:
-        """Whether the target has a recurrent state, as far as it is known."""
+        """Return whether the target has a recurrent state, as far as it is known."""
         return isinstance(self.target, Function) and self.target.recurrent
 
     @cached_property
     def windows(self) -> dict[int, int]:
-        """By layer with attention its window, or 0; empty for a target without windows."""
+        """Return the window of each attention layer, or 0; empty for a target without windows."""
         parts = self.target.parts if isinstance(self.target, Function) else {}
         windows = {layer: window for (kind, layer), window in parts.items() if kind == ATTENTION}
         return windows if any(windows.values()) else {}
@@ -193,11 +193,13 @@ class Evidence:
 
     @property
     def least_chance(self) -> float:
-        """That of an edit that happens once and explains everything."""
+        """Return the chance of an edit that happens once and explains everything."""
         return prod(self.chance(row, len(self.outputs[row]), True) for row in self.judged)
 
     def end(self, row: int, options: RowOptions | None = None) -> int:
-        """How many new tokens the row should have, its tokens being what they are; with other options than its own."""
+        """Return how many new tokens the row should have, its tokens being what they are;
+        with other options than its own.
+        """
         options, tokens = options or self.case.rows[row].options, self.returned[row]
         ends = (n for n in range(1, len(tokens) + 1) if options.ended(tokens[:n]))
         end = next((n for n in ends if n > options.min_new_tokens), options.max_new_tokens)
@@ -212,7 +214,7 @@ class Evidence:
 
     @cached_property
     def drafts(self) -> Branches:
-        """By row and number of committed tokens, the K tokens that are drafted next, or fewer where looked up."""
+        """Map row and number of committed tokens to the K tokens drafted next, or fewer if looked up."""
         k = self.case.num_draft_tokens
         if self.case.drafting == "ngram":
             return self._each(lambda row, at: looked_up(self.texts[row][:at], k))
@@ -242,7 +244,7 @@ class Evidence:
 
     @cached_property
     def verified(self) -> Branches:
-        """By row and number of committed tokens, what is wanted after them and after each draft token that follows."""
+        """Map row and number of committed tokens to the target's choices after them and after each draft token."""
         verified = self._each(lambda row, at: [])
         for row, answered in enumerate(self._answered(self.target, self.drafts)):
             for at, column in sorted(answered):
@@ -273,7 +275,9 @@ class Evidence:
 
     @cached_property
     def schedules(self) -> dict[str, list[Round]]:
-        """Of a right draft; with rejected tokens kept from 32 on (``stale:32``); fed with prompts (``at once``)."""
+        """List the schedules of a right draft; with rejected tokens kept from 32 on (``stale:32``);
+        fed with prompts (``at once``).
+        """
         fulls = (1, *self.rings) if isinstance(self.draft, Function) else ()
         stale_ones = {f"stale:{full}": self._rounds(self._stale_drafts(full - 1), beyond=1) for full in fulls}
         at_once = {"at once": self._rounds(with_prompts(self.case, self.prompts, self.drafts))}

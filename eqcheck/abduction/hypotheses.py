@@ -94,7 +94,7 @@ class Explained:
 def explained(
     evidence: Evidence, hypothesis: Hypothesis, predicted: Tokens, rows: Sequence[int] | None = None
 ) -> Explained:
-    """How much of all judged rows is explained, or of some."""
+    """Return how much of all judged rows is explained, or of some."""
     tokens: set[tuple[int, int]] = set()
     complete, chance = True, 1.0
     for row in evidence.judged if rows is None else rows:

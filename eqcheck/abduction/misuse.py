@@ -41,7 +41,7 @@ def misused(evidence: Evidence) -> Iterator[Explained]:
         for step, ids in ((1, "above"), (-1, "below")) if name in LISTS else ():
             altered = [replace(row, options=_moved(name, row.options, step)) for row in rows]
             yield finding("option-of-other-ids", _chosen(evidence, altered), options=name, ids=ids)
-    # Which tokens are of one round shows only in what is wrong with them, so all rounds that there may be are tried.
+    # Only the wrong tokens show where rounds begin, so all possible rounds are tried.
     schedules = _schedules(evidence, names)
     for schedule, rounds in schedules.items():
         for edit, misplaced in _MISPLACED.items():

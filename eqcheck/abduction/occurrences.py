@@ -1,4 +1,4 @@
-"""Where the edits of what is seen are tried: everywhere in a case, or once, in a row, from a round on; as programs."""
+"""Try edits of what is seen: everywhere in a case, or once, in a row, from a round on; as programs."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from eqcheck.explanation.records import many
 
 _TABLE = {
     "bookkeeping/unverified": {
-        "unverified-emitted": "draft tokens are returned before the target has verified them, and its predictions for "
-        "their places are returned after them",
+        "unverified-emitted": "draft tokens are returned before the target has verified them, followed by its "
+        "predictions for their places",
     },
     "bookkeeping/lost-token": {"missing-in-output": "the output lacks {tokens} that the engine computed"},
     "bookkeeping/repeated-token": {"twice-in-output": "the output has {tokens} twice"},
@@ -74,7 +74,7 @@ Predicted = dict[tuple[int, int], int]
 
 
 def returned(edit: str, count: int | None = None, *, once: bool = False) -> Hypothesis:
-    """That a row was computed rightly and returned wrongly, by so many tokens."""
+    """State that a row was computed correctly and returned wrongly, by ``count`` tokens."""
     parameters = () if count is None else (("tokens", many(count, "token")),)
     return Hypothesis(edit=EDITS[edit], parameters=parameters, once=once)
 
@@ -173,7 +173,7 @@ def _first_tokens(evidence: Evidence) -> Iterator[Explained]:
 
 
 def _selections(evidence: Evidence, rows: set[int]) -> int:
-    """How many others a claim about some wrong rows, which were chosen for it, might have been about."""
+    """Return how many others a claim about some wrong rows, which were chosen for it, might have been about."""
     return comb(len(evidence.wrong_rows), len(rows))
 
 

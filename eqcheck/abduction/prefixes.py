@@ -14,7 +14,7 @@ def _behind_hit(sim: Simulation, block: FedBlock, rank: int) -> int:
 
 
 def _hit(sim: Simulation, row: int) -> int:
-    """How many tokens of a row are taken to be cached: all that it has in common with an earlier row."""
+    """Return how many tokens of a row are taken to be cached: all that it has in common with an earlier row."""
     prompt, earlier = sim.evidence.prompts[row], sim.evidence.texts[:row]
     return min(max((agreeing(prompt, text) for text in earlier), default=0), len(prompt) - 1)
 

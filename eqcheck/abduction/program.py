@@ -77,7 +77,7 @@ class Program:
         return self.columns[column][0]
 
     def following(self, kind: str, layer: int) -> list[int]:
-        """By entry, the entry that is followed in a part with a state."""
+        """Map each entry to the one it follows in a part with a state."""
         return self.apart.get((kind, layer), self.follows)
 
     def blank(self) -> int:
@@ -86,7 +86,7 @@ class Program:
 
     @property
     def right(self) -> bool:
-        """Whether every query sees its own text at the positions of that, and goes on from its state."""
+        """Return whether every query sees its own text at the positions of that, and goes on from its state."""
         if self.torn or self.blind or self.near or self.apart or self.same:
             return False
         texts: list[Sequence[int]] = []

@@ -160,7 +160,7 @@ class Simulation:
         return self.context.edit.change if now and concerned else RIGHT
 
     def visible(self, row: int, slot: int) -> bool:
-        """Whether the row's mask shows a slot; caches of single rows need none."""
+        """Return whether the row's mask shows a slot; caches of single rows need none."""
         held = self.slots[row][slot]
         return self.style == "separate" or held.at >= 0 or held.shown
 

@@ -61,7 +61,7 @@ def _after(sim: Simulation, row: int, count: int) -> int:
 
 
 def _count(sim: Simulation, back: Rollback) -> int:
-    """How many tokens of its block a row keeps."""
+    """Return how many tokens of its block a row keeps."""
     return back.length - sim.blocks[back.row].start
 
 
@@ -75,7 +75,7 @@ def _accepted_lost(sim: Simulation, back: Rollback) -> int:
 
 
 def _whole(sim: Simulation, back: Rollback) -> bool:
-    """Whether there were drafts, and all were accepted."""
+    """Return whether there were drafts, and all were accepted."""
     return back.surplus == 0 and bool(sim.blocks[back.row].turn.drafts)
 
 

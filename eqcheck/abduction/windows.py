@@ -14,7 +14,7 @@ def _least(sim: Simulation, at: int, layer: int, wider: int = 0) -> int:
 
 
 def _rejected(sim: Simulation, block: FedBlock) -> int:
-    """How many draft tokens were rejected in the round of the row before."""
+    """Return how many draft tokens were rejected in the round of the row before."""
     return sum(len(turn.drafts) - turn.accepted for turn in turns_before(sim, block.turn.row)[-1:])
 
 

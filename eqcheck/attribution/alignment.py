@@ -133,7 +133,7 @@ def _starts(record: Record, fed: _Row, request: int, taken: bool) -> Iterator[St
 
 
 def _clues(fed: _Row, request: int, first: int, at: int, run: int, prompt: int) -> dict[str, int]:
-    """How often each clue applies to a start, but for the two that rest on other rows and on drafts."""
+    """Return how often each clue applies to a start, but for the two that rest on other rows and on drafts."""
     have = fed.held[request]
     before = sum(position < at for position in have)
     return {

@@ -40,7 +40,7 @@ class WrongToken:
 
     @property
     def ends(self) -> bool:
-        """Whether the row is right as far as it goes, and ends too early or too late."""
+        """Return whether the row is right as far as it goes, and ends too early or too late."""
         return self.index in (len(self.verdict.observed), len(self.verdict.expected))
 
     @property

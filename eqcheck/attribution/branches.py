@@ -75,7 +75,9 @@ class Block:
         return 0 if self.hidden[column] and found < 3 else found  # what fills up a row does not agree in both
 
     def _fills(self, column: int) -> bool:
-        """Whether a column is no node: it sees nothing but itself, or it feeds the pad id and does not see the root."""
+        """Return whether a column is no node: it sees nothing but itself,
+        or it feeds the pad id and does not see the root.
+        """
         return column != self.first and (self.hidden[column] or self.alone[column] or self._is_pad(column))
 
     def _is_pad(self, column: int) -> bool:
@@ -88,13 +90,13 @@ class Block:
         return self.at + max(1, int(self.positions[column] - self.positions[self.first]))
 
     def _counts_columns(self) -> bool:
-        """Whether positions only number the columns, although the mask says that it is no chain."""
+        """Return whether positions only number the columns, although the mask says that it is no chain."""
         real = [column for column in self.columns if not self._fills(column)]
         numbered = all(self.positions[c] - self.positions[self.first] == c - self.first for c in real)
         return numbered and any(len(self.sees[column]) < place for place, column in enumerate(real))
 
     def _agreed(self, column: int, found: Mapping[int, Label]) -> bool:
-        """Whether the target's answer at a node's parent is the node's token, and all before it were so."""
+        """Return whether the target's answer at a node's parent is the node's token, and all before it were so."""
         parent = max(self.sees[column], key=lambda c: (len(self.sees[c]), c), default=None)
         above = found.get(parent) if parent is not None else None
         kept = above is not None and (above.what == "token" or above.agreed)
@@ -102,7 +104,8 @@ class Block:
 
 
 def grows_trees(run: Run) -> bool:
-    """Whether a wrong token is the answer at a node beside others: a tree of the decoder's own, which no case names.
+    """Return whether a wrong token is the answer at a node beside others: a tree of the decoder's own, which no case
+    names.
 
     The node feeds the row's token before the wrong one. It sees an own column before it and another of them not, or
     where the mask is wrong, columns that stand beside one another.
@@ -120,7 +123,8 @@ def grows_trees(run: Run) -> bool:
 
 
 def _beside(call: Call, row: int, column: int, pad: int) -> bool:
-    """Whether a column sees itself and a real column of its block before it, but not another real column before it.
+    """Return whether a column sees itself and a real column of its block before it, but not another real column before
+    it.
 
     A column also counts where two columns that it sees have one position and feed different tokens, and a third column
     that it sees has the position before.
@@ -158,7 +162,7 @@ def said_of(deviation: Deviation, write: Write, record: Record) -> Statement:
 
 
 def seen_in_block(call: Call, row: int, columns: set[int]) -> tuple[dict[int, set[int]], dict[int, bool]]:
-    """For each column, the others of these columns that it sees, and whether it sees nothing at all but itself."""
+    """Return for each column the others that it sees, and whether it sees nothing but itself."""
     fields = call.kv[0][0, row, 0]
     own = np.flatnonzero((fields[:, CALL] == call.number) & (fields[:, MODEL] == call.role))
     column_of = {int(slot): int(fields[slot, COLUMN]) for slot in own}

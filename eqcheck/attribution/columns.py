@@ -62,11 +62,11 @@ class Columns:
         return self.found | {column: replace(label, what="filler") for column, label in drafts.items()}
 
     def _fed(self, position: int) -> bool:
-        """Whether the column feeds the token that the request has there."""
+        """Return whether the column feeds the token that the request has there."""
         return self.record.is_at(self.request, position, int(self.call.tokens[self.row, self.column]))
 
     def _feeds_pad(self) -> bool:
-        """Whether it feeds a pad id that is no draft."""
+        """Return whether it feeds a pad id that is no draft."""
         return self.record.is_pad(self.call, self.row, self.column, self.proposed)
 
     # The rules.
@@ -115,14 +115,16 @@ class Columns:
         return Label(self.request, self.position, "draft", agreed=self._agreed())
 
     def _agreed(self) -> bool:
-        """Whether the target's answer in the column before is what a draft proposes, and none before it was refused."""
+        """Return whether the target's answer in the column before is what a draft proposes,
+        and none before it was refused.
+        """
         before = self.found.get(self.column - 1) or self.record.of.get((self.call.number, self.row, self.column - 1))
         kept = before is not None and (before.what == "token" or before.agreed)
         answer, fed = self.call.predictions[self.row, self.column - 1], self.call.tokens[self.row, self.column]
         return kept and int(answer) == int(fed)
 
     def _pad_ahead(self) -> bool:
-        """Whether it feeds a pad that only happens to be the row's next token: nothing had proposed it yet."""
+        """Return whether it feeds a pad that only happens to be the row's next token: nothing had proposed it yet."""
         end, next_one = len(self.record.requests[self.request].prompt), self.position + 1
         new = next_one >= end and next_one > self.record.reached.get(self.request, end - 1) + 1
         return new and self._feeds_pad()

@@ -66,7 +66,9 @@ def otherwise(case: Any, completions: Sequence[Completion | None], rows: Sequenc
                 expected_row=tokens,
                 observed_row=row,
                 wrong_rows=(number,),
-                given=Given(case.prompts[number], case.pad_token_id, eos, case.num_draft_tokens),
+                given=Given(
+                    case.prompts[number], case.pad_token_id, eos, case.num_draft_tokens, requests=len(case.prompts)
+                ),
                 subject=case.switch,
                 **state("switched", switch=case.switch)._asdict(),
             )
@@ -100,7 +102,9 @@ def told_wrongly_of(run: Run) -> Explanation | None:
 
 
 def _reason(told: Completion, options: RowOptions, row: Ids) -> Statement | None:
-    """How a row ends, where something else is told; an EOS that completes a stop sequence may be told as either."""
+    """Return how a row ends, where something else is told;
+    an EOS that completes a stop sequence may be told as either.
+    """
     stops, by_eos = options.stops_of(row), row[-1:] != () and row[-1] in options.eos_token_ids
     reason = "stop" if stops or by_eos else "length"
     given = f"its stop sequence {_ids(stops[0])}" if stops else "an EOS" if by_eos else "its limit"
@@ -157,7 +161,9 @@ def _of_prompt(told: Completion, prompt: Ids, own: Callable[[], Logprobs | None]
 
 
 def _mixed(told: Sequence[float], own: Sequence[float], asked: Sequence[float], bound: float) -> Statement | None:
-    """Whether some log-probabilities are those with the row's options, and others those without; others say nothing."""
+    """Return whether some log-probabilities are those with the row's options, and others those without;
+    others say nothing.
+    """
     near = [(abs(value - one) <= bound, abs(value - other) <= bound)
             for value, one, other in zip(told, own, asked, strict=True)]  # fmt: skip
     if not all(map(any, near)) or (False, True) not in near or (True, False) not in near:
@@ -196,7 +202,7 @@ def without_passed_stops(run: Run) -> tuple[Run, Explanation | None]:
 
 
 def _passes(options: RowOptions, row: RowVerdict) -> bool:
-    """Whether a row is right up to its stop sequence and goes on behind it; an EOS there is another fault."""
+    """Return whether a row is right up to its stop sequence and goes on behind it; an EOS there is another fault."""
     expected = row.expected
     ended = bool(options.stops_of(expected)) and expected[-1] not in options.eos_token_ids
     return ended and len(row.observed) > len(expected) and row.first == len(expected)

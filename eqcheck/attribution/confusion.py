@@ -75,7 +75,8 @@ def _read_elsewhere(view: QueryView, deviations: list[Deviation], due: set[int])
 
 
 def _overwritten(view: QueryView) -> bool:
-    """Whether slots that held tokens of a request in an earlier call hold newer tokens of another one in their place.
+    """Return whether slots that held tokens of a request in an earlier call hold newer tokens of another one in their
+    place.
 
     All others hold what they held: so nothing was moved, and the slots are those of one memory.
     """
@@ -90,7 +91,8 @@ def _overwritten(view: QueryView) -> bool:
 
 
 def _overwritten_by_its_call(view: QueryView) -> bool:
-    """Whether the query's own entry is gone from the row, and it sees a token of another request that its call feeds.
+    """Return whether the query's own entry is gone from the row, and it sees a token of another request that its call
+    feeds.
 
     Two tokens were written to one place, as where requests share a page that was not copied.
     """
@@ -100,14 +102,16 @@ def _overwritten_by_its_call(view: QueryView) -> bool:
 
 
 def _complete(places: Iterable[tuple[int, int]]) -> bool:
-    """Whether of each request every position up to its last is there once."""
+    """Return whether of each request every position up to its last is there once."""
     ordered = sorted(places)
     ends = Counter(request for request, _ in ordered)
     return ordered == [(request, at) for request in sorted(ends) for at in range(ends[request])]
 
 
 def _ordered(view: QueryView) -> bool:
-    """Whether the slots of a row hold each position of its requests once, as written or as the call feeds requests."""
+    """Return whether the slots of a row hold each position of its requests once,
+    as written or as the call feeds requests.
+    """
     held = [entry for entry in view.entries if entry.known and entry.label.what != "pad"]
     fed = list(dict.fromkeys(label.request for label in view.labels.labels(view.call, view.row)))
     order, places = [one.write for one in held], [(one.label.request, one.label.position) for one in held]
@@ -154,7 +158,7 @@ def _not_kept_apart(view: QueryView, deviations: list[Deviation]) -> list[Deviat
 
 
 def _fed_several(record: Record, call: int, row: int) -> bool:
-    """Whether a row of a call fed tokens of several requests."""
+    """Return whether a row of a call fed tokens of several requests."""
     return len({label.request for label in record.labels(record.calls[call], row)} - {-1}) > 1
 
 
@@ -269,7 +273,7 @@ def _shown_as(record: Record, write: Write) -> Holder | None:
 
 
 def _right_elsewhere(view: QueryView, deviations: list[Deviation]) -> bool:
-    """Whether queries that saw exactly their rows, up to the view's call, had such slots in their cache, too.
+    """Return whether queries that saw exactly their rows, up to the view's call, had such slots in their cache, too.
 
     For a hidden token that is an accepted draft token, or a token of a prompt, as it is.
     """
@@ -290,7 +294,9 @@ def _right_elsewhere(view: QueryView, deviations: list[Deviation]) -> bool:
 
 
 def _has(label: Label | None, request: int, cut: bool) -> bool:
-    """Whether a label names a token of a request, or with ``cut`` a draft token that it agreed to behind its end."""
+    """Return whether a label names a token of a request,
+    or with ``cut`` a draft token that it agreed to behind its end.
+    """
     return label is not None and label.request == request and (label.what == "token" or (cut and label.agreed))
 
 

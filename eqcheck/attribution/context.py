@@ -173,7 +173,7 @@ def _unseen(view: QueryView, right: dict[int, Entry]) -> list[Deviation]:
 
 
 def _out_of_window(view: QueryView, right: dict[int, Entry], entry: Entry, position: int) -> bool:
-    """Whether a hidden token is one that a window has lost.
+    """Return whether a hidden token is one that a window has lost.
 
     A narrow window loses what is oldest, and a window that counts slots what is that far away in slots.
     """

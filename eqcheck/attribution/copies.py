@@ -1,4 +1,4 @@
-"""Whether the copies of an entry agree: each layer, K and V, and each head hold one of it."""
+"""Check that the copies of an entry agree: each layer, K and V, and each head hold one of it."""
 
 from __future__ import annotations
 

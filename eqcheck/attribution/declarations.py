@@ -82,7 +82,7 @@ def _arrivals(run: Run) -> Explanation | None:
 
 
 def _ends(run: Run, calls: list[Call]) -> list[int]:
-    """Per row the first call (counted from 0) that answered for its last token; -1 where none is seen to."""
+    """Return per row the first call (from 0) that predicted its last token; -1 if none did."""
     last = [
         int(digests[-1, len(prompt) + len(row) - 2])
         for prompt, row, digests in zip(run.case.prompts, run.truth.rows, run.truth.digests, strict=True)

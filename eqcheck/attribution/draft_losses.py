@@ -62,7 +62,9 @@ class _Turn:
         return max(self.known, self.own.answered + 1)
 
     def ahead_or_level(self) -> list[str]:
-        """Whether a row that accepted more than another of its round went on with more, or with as much as that one."""
+        """Return whether a row that accepted more than another of its round went on with more,
+        or with as much as that one.
+        """
         if not self.then or not self.others:
             return []
         least = min(turn.own.answered - turn.at_least for turn in (self, *self.others))
@@ -96,11 +98,11 @@ class _Chains:
         return counts + Counter(again=again)
 
     def _reach(self, row: int, tokens: int, count: int) -> int:
-        """How many tokens are known after a round that begins with so many and verifies ``count`` right ones."""
+        """Return how many tokens are known after a round that begins with so many and verifies ``count`` right ones."""
         return self.schedule.reach(row, tokens, min(count, self.k))
 
     def _left(self, rows: Collection[int]) -> dict[int, int]:
-        """By tokens known, the rounds that these rows need where each waits for the one that accepts least."""
+        """Return by tokens known the rounds that these rows need if each waits for the one that accepts least."""
         left: dict[int, int] = defaultdict(int)
         for tokens in range(max(self.needed[row] for row in rows) - 1, -1, -1):
             going = [row for row in rows if self.needed[row] > tokens]
@@ -189,7 +191,7 @@ class _Chains:
         return counts
 
     def _right(self, turn: _Turn) -> int:
-        """How many tokens would be known after a turn, had the draft tokens fed been those of a right draft."""
+        """Return how many tokens would be known after a turn, had the draft tokens fed been those of a right draft."""
         own, at = turn.own, min(turn.known, turn.own.answered)
         return max(turn.after, self._reach(own.row, at, own.end - own.start - at))
 
@@ -212,7 +214,7 @@ class _Chains:
 
 
 def _all_take_part(rounds: list[list[_Turn]]) -> bool:
-    """Whether every round has all rows that are not done, so that they may wait for one another."""
+    """Return whether every round has all rows that are not done, so that they may wait for one another."""
     served = [{turn.own.row for turn in turns} for turns in rounds]
     return bool(served) and served[0] == set().union(*served) and all(then <= now for now, then in pairwise(served))
 
@@ -260,7 +262,9 @@ class _Refusals:
         return "lost" if about or any(self._saw(query, row) for query in self._wrong(row, since, until)) else "unasked"
 
     def fills_up(self, own: Round) -> bool:
-        """Whether what was refused is padding: a query that does not see itself, or pads and no more was drafted."""
+        """Return whether what was refused is padding: a query that does not see itself,
+        or pads and no more was drafted.
+        """
         call, row, column = own.call, own.call_row, own.columns[0]
         fields = call.kv[0][0, row, 0]
         slots = np.flatnonzero((fields[:, hashing.CALL] == call.number) & (fields[:, hashing.COLUMN] == column))
@@ -278,7 +282,7 @@ class _Refusals:
                     yield call, batch_row, column
 
     def _saw(self, query: _Query, row: int) -> bool:
-        """Whether a query saw an entry that only this row writes: the entry holds the hash of the row so far."""
+        """Return whether a query saw an entry that only this row writes: the entry holds the hash of the row so far."""
         call, batch_row, column = query
         visible = call.visible[batch_row, column]
         stored = hashing.stored_digest(call.kv[-1][0, batch_row, 0])
@@ -330,7 +334,7 @@ def _of_trees(run: Run) -> Counter[str]:
 
 
 def _as_named(run: Run, own: Round, number: int) -> bool:
-    """Whether a batch row holds a tree of the depths that are named for this round, as far as there is room."""
+    """Return whether a batch row holds a tree of the depths that are named for this round, as far as there is room."""
     nodes, (call, call_row) = run.case.nodes(own.row, number), (own.call, own.call_row)
     newest = int(run.truth.digests[own.row][-1, own.known - 1])
     root = next((column for column, digest in enumerate(call.digests[call_row].tolist()) if digest == newest), None)

@@ -142,7 +142,7 @@ class _HeadReader:
             counts[f"head {name or 'unnamed'}"] += lost
         return +counts
 
-    # Which calls proposed what was verified:
+    # The calls that proposed what was verified:
 
     def asked(self, row: int, since: int, until: int) -> int | None:
         """The last call of a head between two calls, whatever row it was for; None for none."""
@@ -175,7 +175,7 @@ class _HeadReader:
         going_on = {node.at for node in linked.values()}
 
         def follows(last: Node, node: Node) -> bool:
-            """Whether a query goes on from another though its own state was exchanged for something else."""
+            """Return whether a query goes on from another though its own state was exchanged for something else."""
             beginning = node.call.shape == "pairs" and int(node.call.digests[node.row, node.column]) in self.places
             fits = node.token == last.prediction and node.row == last.row
             return fits and node.at not in going_on and not beginning

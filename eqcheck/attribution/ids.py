@@ -23,7 +23,7 @@ _PERMUTATIONS = 200  # to try; the first that keeps all is taken
 
 @dataclass(frozen=True)
 class Place:
-    """Where an id stands: ``new`` token or ``prompt`` token number ``index`` of a row; or an ``id`` by itself."""
+    """Locate an id: ``new`` token or ``prompt`` token number ``index`` of a row; or an ``id`` by itself."""
 
     kind: str
     row: int = 0
@@ -32,7 +32,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Places:
-    """Where EOS ids, pad id and stop sequences of a case stand; the pad None where its id occurs nowhere."""
+    """Locate EOS ids, pad id and stop sequences of a case; the pad is None if its id occurs nowhere."""
 
     eos: tuple[Place, ...]
     pad: Place | None
@@ -97,7 +97,7 @@ def with_ids(case: Case, places: Places, **changes: Any) -> Case:
 
 
 def _places(number: int, new: Sequence[int], prompt: Sequence[int], stop: tuple[int, ...]) -> tuple[Place, ...]:
-    """Where the tokens of a stop sequence stand: all in a row with its prompt, or each by itself as an id."""
+    """Return where the tokens of a stop sequence stand: all in a row with its prompt, or each by itself as an id."""
     text, size = (*prompt, *new), len(stop)
     for start in (*range(len(prompt), len(text)), *range(len(prompt))):
         if text[start : start + size] == stop:
@@ -153,7 +153,7 @@ def renamed(case: Case, places: Places) -> Case:
 
 
 def _repeats(case: Case) -> int:
-    """How many tokens of prompts and truth have an id that occurred before."""
+    """Return how many tokens of prompts and truth have an id that occurred before."""
     tokens = [token for rows in (case.prompts, truth_of(case).rows) for row in rows for token in row]
     return len(tokens) - len(set(tokens))
 
@@ -178,7 +178,7 @@ def permuted(case: Case, seed: int, tries: int = _PERMUTATIONS) -> Case:
 
 
 def redrawn(case: Case, seed: int, tries: int = _PERMUTATIONS) -> Case:
-    """As `permuted`, but equal ids of prompts become different, as far as there are ids, and different ones equal.
+    """Permute like `permuted`, but make equal ids of prompts different (as far as ids last), and different ones equal.
 
     Kept are equal ids that are 0, an EOS or the pad, and a prefix that all rows share. An explanation that takes a
     token for another with the same id says something else here. ``seed`` even: no id twice; odd: half as many ids.

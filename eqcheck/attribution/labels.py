@@ -101,7 +101,8 @@ class Labels(Record):
         return requests
 
     def _past_end(self, call: Call, row: int, request: int) -> bool:
-        """Whether a row is taken for another request, by equal ids, while its own has ended and stays in the batch.
+        """Return whether a row is taken for another request, by equal ids, while its own has ended and stays in the
+        batch.
 
         Its own is the one whose entries alone it holds, by their writes. The other has ended, too, or another row of
         the call stands for it.
@@ -161,12 +162,14 @@ class Labels(Record):
         return foreign
 
     def _apart(self, found: set[int]) -> bool:
-        """Whether one of the requests found in a row does not begin as another: else it may be a branch of its tree."""
+        """Return whether one of the requests found in a row does not begin as another:
+        else it may be a branch of its tree.
+        """
         pairs = [(self.requests[one].prompt, self.requests[other].wholes) for one in found for other in found - {one}]
         return any(all(whole[: len(prompt)] != prompt for whole in wholes) for prompt, wholes in pairs)
 
     def _goes_on(self, call: Call, row: int, column: int, places: list[list[tuple[int, int]]]) -> bool:
-        """Whether what a pad may be taken for goes on, in the columns behind it, with a token that is no pad."""
+        """Return whether what a pad may be taken for goes on, in the columns behind it, with a token that is no pad."""
         for request, position in places[column]:
             at = 1
             while column + at < len(places) and (request, position + at) in places[column + at]:
@@ -219,7 +222,8 @@ class Labels(Record):
         return any(label.request != self.of[write].request and label.what != "pad" for label in before)
 
     def draws_drafts(self) -> bool:
-        """Whether a decoder feeds draft tokens that are not its draft's first choice: drawn ones, or second best.
+        """Return whether a decoder feeds draft tokens that are not its draft's first choice: drawn ones, or second
+        best.
 
         Most ids behind its rows are then no proposal that is known, and see themselves as drafts do. Some are the
         first choice of another query, by chance.
@@ -265,7 +269,7 @@ class Labels(Record):
         return max(counts, key=rank)
 
     def _pads(self, call: Call, row: int) -> int:
-        """How many leading columns feed the pad id where the call has no cached entries.
+        """Return how many leading columns feed the pad id where the call has no cached entries.
 
         A pad that is seen by mistake can have a right context: that of a prompt which begins with the same token.
         """

@@ -99,7 +99,7 @@ def settled(losses: Counter[str]) -> Counter[str]:
 
 
 def lost(losses: Counter[str]) -> tuple[int, int]:
-    """How many draft tokens were lost in many runs, and of how many that the script lets be accepted.
+    """Return how many draft tokens were lost in many runs, and of how many that the script lets be accepted.
 
     Losses that may be a coincidence, so that `all_warnings` does not tell them, do not count.
 
@@ -125,11 +125,10 @@ def draft_warnings(losses: Counter[str]) -> list[str]:
     for name, kinds in _WARNINGS.items():
         lost = sum(counts[kind] for kind in kinds)
         if lost > 1 and lost * _COINCIDENCES >= counts["allowed"]:
-            seen = ", ".join(f"{what} ({counts[kind]})" for kind, what in kinds.items() if counts[kind])
-            share = f"{100 * lost / counts['allowed']:.0f} %, {lost / counts['rounds']:.2f} per round"
-            said = f"{lost} of {counts['allowed']} draft tokens that could have been accepted were lost ({share})"
+            seen = max(((counts[kind], what) for kind, what in kinds.items()), key=lambda one: one[0])[1]
+            said = f"{lost} of {counts['allowed']} draft tokens were lost ({100 * lost / counts['allowed']:.0f} %)"
             if lost > counts["allowed"]:  # each round that commits a token loses fewer than it could have
-                said = f"{counts['rounds']} rounds were made where {counts['ideal']} do, so some committed nothing"
+                said = f"{counts['rounds']} rounds where {counts['ideal']} do: some committed nothing"
             warnings.append(Notice(f"{said}: {seen}. This costs speed, not output", name))
     return warnings
 
@@ -145,12 +144,11 @@ def head_warnings(losses: Counter[str]) -> list[str]:
     for name in sorted(HEAD_LOSSES, key=lambda name: (-counts[name], -counts[f"hit {name}"])):
         hits, lost = counts[f"hit {name}"], counts[name]
         if hits > 1 and hits * 100 >= counts["rounds"]:
-            share = f"{100 * lost / max(1, counts['allowed']):.0f} %, {lost / counts['rounds']:.2f} per round"
-            said = f"{lost} of {counts['allowed']} draft tokens that could have been accepted were lost ({share}), in"
-            said += f" {hits} of {counts['rounds']} rounds of a head: {HEAD_LOSSES[name]}. This costs speed, not output"
+            said = f"{lost} of {counts['allowed']} draft tokens were lost, in {hits} of {counts['rounds']} rounds: "
+            said += f"{HEAD_LOSSES[name]}. This costs speed, not output"
             warnings.append(Notice(said, f"draft/{name}{'' if name == 'token-shift' else '-hidden'}"))
     lost = counts["unnamed"] + (0 if warnings else counts["unclear"])
     if lost > 1 and lost * 100 >= counts["allowed"]:
-        said = f"{lost} of {counts['allowed']} draft tokens of a head that could have been accepted were lost"
-        warnings.append(Notice(f"{said}: no cause was seen. This costs speed, not output", "draft"))
+        said = f"{lost} of {counts['allowed']} draft tokens of a head were lost, and no cause was seen"
+        warnings.append(Notice(f"{said}. This costs speed, not output", "draft"))
     return warnings

@@ -16,7 +16,7 @@ Places = Sequence[Sequence[tuple[int, int]]]
 
 
 def packs(run: Run) -> bool:
-    """Whether a row of a target call feeds the prompts of two requests, each from position 0 on."""
+    """Return whether a row of a target call feeds the prompts of two requests, each from position 0 on."""
     prompts, pad = run.case.prompts, run.case.pad_token_id
     for call in run.trace.made(TARGET) if len(prompts) > 1 else ():
         for tokens, positions in zip(call.tokens.tolist(), call.positions.tolist(), strict=True):
@@ -27,7 +27,7 @@ def packs(run: Run) -> bool:
 
 
 def _begins(tokens: Sequence[int], column: int, text: Sequence[int]) -> bool:
-    """Whether the text is fed from this column on.
+    """Return whether the text is fed from this column on.
 
     >>> _begins([3, 1, 4], 1, (1, 4)), _begins([3, 1, 4], 2, (4, 1))
     (True, False)
@@ -36,7 +36,8 @@ def _begins(tokens: Sequence[int], column: int, text: Sequence[int]) -> bool:
 
 
 def _opens(tokens: Sequence[int], positions: Sequence[int], column: int, prompt: Sequence[int], pad: int) -> bool:
-    """Whether a prompt is fed from this column on: whole, or without its last token, which many engines feed later.
+    """Return whether a prompt is fed from this column on: whole, or without its last token, which many engines feed
+    later.
 
     >>> _opens([3, 1, 4, 5], [0, 1, 0, 1], 0, (3, 1, 9), pad=8)
     True
@@ -49,7 +50,7 @@ def _opens(tokens: Sequence[int], positions: Sequence[int], column: int, prompt:
 
 
 def begins_anew(record: Record, call: Call, row: int, begun: dict[int, int]) -> bool:
-    """Whether a call with fewer rows than there are requests feeds several in one row.
+    """Return whether a call with fewer rows than there are requests feeds several in one row.
 
     So it is where one of the `beginnings` is behind another request, and where a token that is no row's first by its
     column sees only itself, behind others that are no pads.
@@ -71,7 +72,7 @@ def begins_anew(record: Record, call: Call, row: int, begun: dict[int, int]) -> 
 
 
 def _joins(record: Record, call: Call, row: int, column: int, request: int) -> bool:
-    """Whether a request begins, for the first time, behind tokens of another one that is under way."""
+    """Return whether a request begins, for the first time, behind tokens of another one that is under way."""
     fed = call.tokens[row, max(column - 1, 0) : column + 1].tolist()
     behind = column > 0 and int(call.positions[row, :column].min()) > 0
     return behind and record.pad not in fed and request not in record.rounds
@@ -151,7 +152,7 @@ def segments(record: Record, call: Call, row: int, places: Places, begun: dict[i
 
 
 def sees_twins(call: Call, row: int, column: int) -> bool:
-    """Whether a query sees two columns of its call at one position: no path of a tree has these both."""
+    """Return whether a query sees two columns of its call at one position: no path of a tree has these both."""
     slots = zip(writes(call, row), call.visible[row, column], strict=True)
     own = [write[2] for write, shown in slots if shown and write[0] == call.number]
     return len(set(call.positions[row, own].tolist())) < len(own)

@@ -75,7 +75,7 @@ class Reader:
         return None
 
     def _same_context(self, row: int, position: int) -> bool:
-        """Whether some query saw exactly what this one had to see, whoever it was asked for.
+        """Return whether some query saw exactly what this one had to see, whoever it was asked for.
 
         A row with the same beginning needs no query of its own. Where rows share pages and calls have no batch, a query
         may be taken for another row's, so its digest decides.

@@ -93,11 +93,13 @@ class Record:
         return self.requests[request].prompt + self.requests[request].truth
 
     def continues(self, request: int, position: int) -> bool:
-        """Whether a request may be fed next from this position on: behind what was fed, but for rejected tokens."""
+        """Return whether a request may be fed next from this position on: behind what was fed,
+        but for rejected tokens.
+        """
         return self.committed.get(request, -1) < position <= self.reached.get(request, -1) + 1
 
     def same(self, label: Label, request: int) -> bool:
-        """Whether a labelled token is one of this request, or of another that begins with the same tokens."""
+        """Return whether a labelled token is one of this request, or of another that begins with the same tokens."""
         if label.what != "token" or label.request == request:
             return label.what == "token"
         mine, other = self.requests[request].digests[-1], self.requests[label.request].digests[-1]
@@ -148,14 +150,18 @@ class Record:
         return {token for number, tokens in self._proposed if since < number < until for token in tokens}
 
     def repeats(self, number: int, earlier: int) -> bool:
-        """Whether a target call is the same as an earlier one, made again: an engine may make each call twice."""
+        """Return whether a target call is the same as an earlier one, made again:
+        an engine may make each call twice.
+        """
         if not (number in self.calls and earlier in self.calls):
             return False
         one, other = self.calls[number], self.calls[earlier]
         return np.array_equal(one.tokens, other.tokens) and np.array_equal(one.positions, other.positions)
 
     def was_fed(self, request: int, position: int, until: int) -> bool:
-        """Whether a target call up to this one was fed the id that a request has there, for whichever row or place."""
+        """Return whether a target call up to this one was fed the id that a request has there,
+        for whichever row or place.
+        """
         token = self.sequence(request)[position]
         return any(bool((call.tokens == token).any()) for number, call in self.calls.items() if number <= until)
 
@@ -170,11 +176,11 @@ class Record:
         return [self.of[write] for write in writes if write in self.of and write[0] != call.number]
 
     def is_at(self, request: int, position: int, token: int) -> bool:
-        """Whether a request has this token at this position, in truth or in what was emitted."""
+        """Return whether a request has this token at this position, in truth or in what was emitted."""
         return any(0 <= position < len(whole) and whole[position] == token for whole in self.requests[request].wholes)
 
     def is_pad(self, call: Call, row: int, column: int, proposed: set[int]) -> bool:
-        """Whether a column feeds the pad id, and no draft proposed that."""
+        """Return whether a column feeds the pad id, and no draft proposed that."""
         token = int(call.tokens[row, column])
         return token == self.pad and token not in proposed
 

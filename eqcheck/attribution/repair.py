@@ -55,7 +55,7 @@ def repair(generate: Generate, run: Run, explanation: Explanation, timeout: floa
 
 
 def _answered(run: Run, labels: Labels, row: int, position: int) -> bool:
-    """Whether a query that stood for this token of this row saw exactly its row."""
+    """Return whether a query that stood for this token of this row saw exactly its row."""
     digests = run.truth.digests[row][-1]
     calls = {call.number: call for call in run.trace.of(TARGET)}
     return any(

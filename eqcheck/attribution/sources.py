@@ -157,7 +157,9 @@ class Sources:
         return None
 
     def _fed_whole(self, row: int, number: int) -> bool:
-        """Whether all ids of the prompt were fed by then: a hidden one that is there twice is taken for one place."""
+        """Return whether all ids of the prompt were fed by then:
+        a hidden one that is there twice is taken for one place.
+        """
         fed = [write for write, label in self.labels.of.items() if (label.request, label.what) == (row, "token")]
         return not Counter(self.run.case.prompts[row]) - Counter(self.fed(write) for write in fed if write[0] <= number)
 
@@ -198,7 +200,8 @@ class Sources:
         return self.proposed(row, position) - (answered - self._verified(row, position))
 
     def fills(self, write: Write) -> bool:
-        """Whether a column only fills up the row of its call: so it is labelled, or the mask hides it from itself.
+        """Return whether a column only fills up the row of its call: so it is labelled, or the mask hides it from
+        itself.
 
         A token that was no draft's first choice may be a node of a tree all the same.
         """
@@ -247,7 +250,7 @@ class Sources:
         }
 
     def _exchanged(self, row: int, position: int) -> bool:
-        """Whether the draft, having seen exactly the row, was fed next to it what the target predicts there."""
+        """Return whether the draft, having seen exactly the row, was fed next to it what the target predicts there."""
         whole = self.labels.sequence(row)
         if position + 1 >= len(whole):
             return False
@@ -338,7 +341,7 @@ class Sources:
         return first - 1 if asked and observed not in self.drafted(row, position) else first
 
     def nothing_else_asked(self, row: int) -> bool:
-        """Whether, after the row's last right query, every row of every call is known to be right somewhere.
+        """Return whether every row of every call after the row's last right query is known to be right somewhere.
 
         If no query of a row was recognised, it may have been asked about in disguise, unless nothing was asked at all.
         """

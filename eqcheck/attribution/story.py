@@ -141,7 +141,7 @@ class _Scene:
         return at
 
     def _lower_alone(self) -> bool:
-        """Whether the lower layer alone is at fault, which is then the one to be drawn."""
+        """Return whether the lower layer alone is at fault, which is then the one to be drawn."""
         if self._blamed is None or not self.family.near:
             return False
         number, row, column = self._blamed
@@ -215,7 +215,7 @@ class _Scene:
         return found
 
     def _known(self, call: Call, row: int, column: int, label: Label) -> bool:
-        """Whether it is known what a query should see, beyond that one which saw exactly its row did.
+        """Return whether it is known what a query should see, beyond that one which saw exactly its row did.
 
         Not behind the end of a row or its first wrong token; but in the call that answers for that, drafts may be what
         is right. Nor where some other query was asked the same and saw what it should: then nobody may have read this

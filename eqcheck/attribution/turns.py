@@ -54,7 +54,9 @@ class Turns:
         self.rounds = {row: self._rounds(row) for row in self._calls}
 
     def _tells(self, write: Write, label: Label) -> bool:
-        """Whether a query tells whose it is: it saw exactly its row, or is blamed, or no other was asked the same."""
+        """Return whether a query tells whose it is: it saw exactly its row, or is blamed,
+        or no other was asked the same.
+        """
         if label.what != "token" or label.exact or write == self._blamed:
             return label.what == "token"
         row, digests = label.request, self.run.truth.digests[label.request][-1]
@@ -63,7 +65,7 @@ class Turns:
         return not asked and label.position + 1 < self._start(row) + needed
 
     def sure(self, write: Write, label: Label) -> bool:
-        """Whether a column of the target is known to be what its label says, by itself or by its neighbours.
+        """Return whether a column of the target is known to be what its label says, by itself or by its neighbours.
 
         Where rows share a batch row, neighbours say nothing; nor do they of a token that is asked for elsewhere, and
         here is hidden from itself.
@@ -95,7 +97,7 @@ class Turns:
         return next(islice(calls, index, None), None)
 
     def _had(self, row: int, since: int, call: int) -> int:
-        """How many new tokens the row had when a call was made; ``since`` is its call before."""
+        """Return how many new tokens the row had when a call was made; ``since`` is its call before."""
         start, columns = self._start(row), self._columns[row, call]
         first = min((label.position for _, label in columns if label.what == "token"), default=start - 1)
         end = max((label.position for _, label in columns), default=start - 1)
@@ -128,7 +130,9 @@ class Turns:
         return tuple(rounds) if self._sound(row, rounds, whole) else ()
 
     def _sound(self, row: int, rounds: list[DrawnRound], whole: bool) -> bool:
-        """Whether these can be the rounds of a row: where rows are asked the same, some may be taken for another's."""
+        """Return whether these can be the rounds of a row: where rows are asked the same,
+        some may be taken for another's.
+        """
         k, right = self.run.case.num_draft_tokens, self.run.truth.rows[row]
         shared = self.run.rounds.shared(row, len(right))
         if whole and ids_of(rounds) == right:

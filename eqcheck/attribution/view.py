@@ -34,7 +34,7 @@ class Entry:
 
     @property
     def known(self) -> bool:
-        """Whether a query of the model wrote it."""
+        """Return whether a query of the model wrote it."""
         return not any(self.label is one for one in (_UNWRITTEN, _UNKNOWN, *_FOREIGN.values()))
 
 
@@ -82,14 +82,14 @@ class QueryView:
         return Deviation(component, kind, self.call.number, self.column, self.request, **given)  # type: ignore[arg-type]
 
     def sees_back(self, entry: Entry) -> bool:
-        """Whether an entry of the block is of a node behind the query: that sees the query's own."""
+        """Return whether an entry of the block is of a node behind the query: that sees the query's own."""
         column = entry.write[2]
         return any(
             bool(self.call.visible[self.row, column, one.slot]) for one in self.entries if one.write == self.write
         )
 
     def is_own(self, entry: Entry) -> bool:
-        """Whether an entry is a token of the request that the query may see, but for a window."""
+        """Return whether an entry is a token of the request that the query may see, but for a window."""
         return self.labels.same(entry.label, self.request) and entry.label.position <= self.at
 
     def due(self, right: Mapping[int, Entry]) -> dict[int, Entry]:

@@ -96,7 +96,7 @@ class Walk:
         return step
 
     def _inherited(self, step: Step) -> bool:
-        """Whether an entry's deviation comes from an earlier wrong query, which is then read itself."""
+        """Return whether an entry's deviation comes from an earlier wrong query, which is then read itself."""
         writers = (writer for writer in self._writers(step) if self.labels.of[writer].what == "token")
         return any(self.context(writer).deviations for writer in writers)
 

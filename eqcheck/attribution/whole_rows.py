@@ -1,4 +1,4 @@
-"""Whether rows are returned whole, as ``generate()`` gives them: the prompt, perhaps padded, then the new tokens."""
+"""Recognise rows returned whole, as ``generate()`` gives them: the prompt, perhaps padded, then the new tokens."""
 
 from __future__ import annotations
 
@@ -67,13 +67,15 @@ def _short_start(
     proved = [row for row, n in short.items() if len(row.observed) > n or any(row in some for some in special.values())]
     if not proved:
         return None
-    names = ", and as many equal ".join(name for name, some in special.items() if proved[0] in some)
+    names = " and to ".join(name for name, some in special.items() if proved[0] in some)
     said = [state("as-many-special", special=names)] if names else []
     return proved[0], together(state("short-start", tokens=short[proved[0]]), *said)
 
 
 def _missing(prompt: Ids, row: RowVerdict, limit: int) -> int:
-    """How many ids of the end of its prompt a row begins with, before all that it is due, or what its length leaves."""
+    """Return how many ids of the end of its prompt a row begins with, before all that it is due,
+    or what its length leaves.
+    """
     for count in range((row.first or 0) + 1, len(prompt)):  # behind the first difference; the row may repeat its prompt
         tail = row.observed[count:]
         whole = len(tail) == len(row.expected) or len(row.observed) in (limit, len(row.expected))
@@ -100,7 +102,7 @@ def _whole(prompt: Ids, row: RowVerdict, limit: int, pad: int) -> _Whole | bool:
 
 
 def _pads(row: Ids, pad: int) -> Iterator[int]:
-    """How many pads may be taken off the front of a row: none, one, and so on."""
+    """Return how many pads may be taken off the front of a row: none, one, and so on."""
     yield 0
     for count, token in enumerate(row, 1):
         if token != pad:
@@ -117,7 +119,7 @@ def _proves(prompt: Ids, row: RowVerdict, whole: _Whole) -> bool:
 def _words(length: int, whole: _Whole, advice: str) -> Statement:
     ahead = f"{many(whole.before, 'pad')}, " if whole.before else ""
     after = f", {many(whole.between, 'pad')}" if whole.between else ""
-    words = f"the row is {ahead}its prompt of {many(length, 'token')}{after}, then what the target emits; {advice}"
+    words = f"the row is {ahead}its prompt of {many(length, 'token')}{after}, then what the target returns; {advice}"
     return Statement(words, {"statement": "whole-row", "prompt": length, **whole._asdict()})
 
 

@@ -78,7 +78,7 @@ def second_opinion(
 
 
 def asserted(explanation: Explanation, opinion: Opinion, shown: str) -> bool:
-    """Whether the witnesses prove the cause that was read; ``shown`` is what permutation shows."""
+    """Return whether the witnesses prove the cause that was read; ``shown`` is what permutation shows."""
     what = "bookkeeping" if explanation.component == "bookkeeping" else "context"
     tied = "tied" if explanation.tied else "untied"
     return (what, tied, bearing(explanation, opinion), shown) in ASSERTED
@@ -142,7 +142,8 @@ def mechanism(explanation: Explanation) -> Mechanism:
 
 
 def alike(first: Mechanism, second: Mechanism) -> bool:
-    """Whether two mechanisms are one: the deviations of the first may be a part of those of the second, or the reverse.
+    """Return whether two mechanisms are one: the deviations of the first may be a part of those of the second, or the
+    reverse.
 
     With other ids a draft that is seen by mistake may be an accepted one; then it is a token like the others. A mask of
     another row shows or hides what that row has, and with few slots it is told as the kind of one of them.
@@ -154,6 +155,8 @@ def alike(first: Mechanism, second: Mechanism) -> bool:
 
 
 def _pad_instead(found: Explanation, explanation: Explanation) -> bool:
-    """Whether with other ids the wrong token is the pad id, and was not: so it is where tokens are as good as drawn."""
+    """Return whether with other ids the wrong token is the pad id, and was not:
+    so it is where tokens are as good as drawn.
+    """
     pads = [one.given is not None and one.observed == one.given.pad_token_id for one in (found, explanation)]
     return pads == [True, False]

@@ -30,6 +30,7 @@ from eqcheck.contract.escaping import one_line
 from eqcheck.contract.extras import require
 from eqcheck.result.findings import Audit, Options
 from eqcheck.store.corpus import Corpus
+from eqcheck.workers.worker import child_environment
 
 HERE = "local"
 ANSWERS_S = 20.0
@@ -51,11 +52,10 @@ def check_answers(address: str) -> None:
     if address == HERE:
         return
     code = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     try:
         done = subprocess.run(
             [sys.executable, "-c", code, address],
-            env=environment,
+            env=child_environment(PYTHONSAFEPATH="1"),
             capture_output=True,
             text=True,
             timeout=ANSWERS_S,
@@ -194,7 +194,7 @@ class ClusterCampaign:
         return self.lost.pop() if self.lost else next(work, None)
 
     def _slots(self) -> int:
-        """How many shards the machines that are there now can run side by side."""
+        """Return how many shards the machines that are there now can run side by side."""
         return max(1, int(self.ray.cluster_resources().get("CPU", 1)) // self.options.jobs)
 
     def _begin(self, bounds: dict[str, Any]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
-from eqcheck.result.findings import Audit, Finding
-from eqcheck.result.outcome import Outcome
+if TYPE_CHECKING:  # the first line of an audit waits for this module
+    from eqcheck.result.findings import Audit, Finding
+    from eqcheck.result.outcome import Outcome
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,27 @@ class Loading(Event):
     checkpoint: str
 
 
+Step = Literal["models", "self-check", "decoder", "stored", "explain", "shrink", "script", "name", "report"]
+
+
+@dataclass(frozen=True)
+class Working(Event):
+    """What is done from now on, until the next event: a ``step``, and what it is about, in one name.
+
+    ``decoder`` is empty where the step is for all of them.
+    """
+
+    step: Step
+    subject: str = ""
+
+
 @dataclass(frozen=True)
 class CaseDone(Event):
     """A case of this ``lane`` was decoded and judged: the ``done``-th of ``total``; ``failing`` of them failed so far.
 
-    ``stored``: it is one of the corpus, and is not counted. A cluster counts cases without their ``outcome``.
+    ``stored``: it is one of the corpus, and is not counted. A cluster counts cases without their ``outcome``. Of
+    sampled rows ``tokens`` are those drawn so far, ``evidence`` what they say against the target's distribution, as a
+    decimal logarithm.
     """
 
     done: int
@@ -50,6 +68,8 @@ class CaseDone(Event):
     stored: bool = False
     lane: str = "transparent"
     outcome: Outcome | None = None
+    tokens: int = 0
+    evidence: float = 0.0
 
 
 @dataclass(frozen=True)

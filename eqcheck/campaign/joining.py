@@ -1,4 +1,4 @@
-"""Which findings are one, and which other cases show one."""
+"""Decide which findings are one, and which other cases show one."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,16 +17,17 @@ from eqcheck.campaign import events, joining
 from eqcheck.campaign.pace import Pace, interruptible, pointless
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.requirements import unmet
-from eqcheck.explanation.notice import VACUOUS, Notice
+from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.lanes.lane import Lane, lane_named, lanes_of
+from eqcheck.result import claims
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, UNTRIED, Outcome
 from eqcheck.store.casefile import stored_violation
 from eqcheck.store.corpus import Corpus
 
-UNREPEATED = "the case did not fail again when it was decoded alone, so no cause was looked for"
+UNREPEATED = "the case did not fail again when it was decoded alone, so no cause was searched for"
 _LAST = 3  # cases that are looked into where time has ended without a violation
-_NOT_ASKED = "options of rows were not asked on a checkpoint: cases on the transparent target are wrong already"
+_NOT_ASKED = "options of rows were not tested, because simpler cases fail already; fix those, then audit again"
 
 
 def audit(decoder: Decoder, options: Options, listen: events.Listener = lambda event: None) -> Audit:
@@ -46,9 +47,11 @@ def audit(decoder: Decoder, options: Options, listen: events.Listener = lambda e
 def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda event: None) -> list[Audit]:
     """The result of each lane of a decoder's audit, without the conclusions from its counts."""
     begun = time.monotonic()
-    first, *others = (Campaign(lane, listen) for lane in lanes_of(decoder, options))
+    first, *others = campaigns = [Campaign(lane, listen) for lane in lanes_of(decoder, options)]
     sampled = any(other.lane.sampled for other in others)
-    drawn = first.result.lane, first.lane.total, first.result.families, sampled
+    counts = [one.lane.options.cases for one in campaigns]
+    total = None if None in counts else sum(count or 0 for count in counts)
+    drawn = first.result.lane, total, first.result.families, sampled
     listen(events.Started(decoder.name, *drawn, options.budget))
     results = [first.result]
     first.seek()
@@ -77,11 +80,16 @@ def concluded(audits: list[Audit]) -> Audit:
         result.join(other)
     if _failed_fast(result):  # it ended before it could ask for more
         result.warnings = [said for said in result.warnings if not isinstance(said, Notice) or said.kind != VACUOUS]
+    result.unreached = [one for one in result.unreached if not result.tally.tested[one.claim]]
+    if result.unreached and result.tally.drawn:
+        kind = INCONCLUSIVE if result.silent and not result.violations else VACUOUS
+        profile = result.options.profile.name if result.options.profile else ""
+        result.warnings.append(Notice(claims.sentence(result.unreached, result.tally.drawn, profile), kind))
     return result
 
 
 def _failed_fast(result: Audit) -> bool:
-    """Whether a violation ended the drawing, one that is not known."""
+    """Return whether a violation ended the drawing, one that is not known."""
     passing = result.options.fail_fast
     return passing is not None and any(finding.fingerprint not in passing for finding in result.violations)
 
@@ -103,6 +111,7 @@ class Campaign:
         self.hung: Counter[str] = Counter()
         self.over = False
         self.pace, lane.on_loading = Pace(lane), partial(self.tell, events.Loading)
+        lane.on_step = partial(self.tell, events.Working)
         self.check: Callable[[], None] = lambda: None
 
     def run(self) -> None:
@@ -140,7 +149,7 @@ class Campaign:
                 yield
         except KeyboardInterrupt:
             self.result.interrupted = True
-            more = "; the cases below are not all minimised" if self.pending else ""
+            more = "; not every case below was made small: run the audit again to its end" if self.pending else ""
             self._keep_the_rest()
             self.result.warnings.append(f"interrupted{more}")
 
@@ -151,19 +160,21 @@ class Campaign:
         result.warnings[:0] = [*([result.decoder.note] if result.decoder.note else []), *self.notes]
         result.warnings += dict.fromkeys(self.corpus.warnings) if self.corpus else ()
         self.lane.conclude()
+        if not (result.interrupted or result.violations):
+            result.unreached = self.lane.unreached()
         result.findings = [replace(one, others=joining.others(result, one)) for one in result.findings]
         return result
 
     def _keep_the_rest(self) -> None:
         """Count what nobody had the time to look into with findings that look alike, or as findings of its own."""
         for group in self.groups():
-            count, claimed = sum(outcome.drawn for outcome in group), self.result.claims(group[0].case)
+            claimed = self.result.claims(group[0].case)
             for number, finding in enumerate(self.result.findings):
                 if group[0].symptom in finding.seen and self.result.claims(finding.case) == claimed:
-                    self.result.findings[number] = replace(finding, count=finding.count + count)
+                    self.result.findings[number] = _with(finding, group)
                     break
             else:
-                self.add(self.lane.unsettled(group[0], UNTRIED), count)
+                self.add(self.lane.unsettled(group[0], UNTRIED), group)
         self.pending = {}
 
     def tell(self, event: type[events.Event], *values: Any) -> None:
@@ -208,9 +219,8 @@ class Campaign:
             if outcome.failed:
                 self.failing += self.result.claims(outcome.case)
                 self.gather(outcome)
-            self.tell(
-                events.CaseDone, len(self.result.outcomes), self.total, self.failing, False, self.result.lane, outcome
-            )
+            done = len(self.result.outcomes), self.total, self.failing, False, self.result.lane, outcome
+            self.tell(events.CaseDone, *done, *self.lane.evidence)
             self.over |= outcome.symptom == HANG and self._gives_up(outcome)
             self.over |= pointless(self.result.outcomes)
             if self.over:
@@ -220,7 +230,7 @@ class Campaign:
         return len(self.result.outcomes) > count
 
     def _meets(self, case: Any) -> bool:
-        """Whether the decoder takes a case, as the report says of each case that was decoded."""
+        """Return whether the decoder takes a case, as the report says of each case that was decoded."""
         return not unmet(case, self.result.decoder.requires)
 
     def _cases(self, until: float) -> Iterator[Any]:
@@ -228,14 +238,17 @@ class Campaign:
             yield case
 
     def _gives_up(self, outcome: Outcome) -> bool:
-        """Whether too many cases within the claim hung; a family beyond it is given up by itself."""
+        """Return whether too many cases within the claim hung; a family beyond it is given up by itself."""
         claimed, family = self.result.claims(outcome.case), outcome.case.family
         key = "" if claimed else family
         self.hung[key] += 1
         if self.hung[key] != HANGS_TO_GIVE_UP:
             return False
-        what = "stopped" if claimed else f"family {family}, not claimed: given up"
-        self.result.warnings.append(f"{what} after {HANGS_TO_GIVE_UP} cases that did not end")
+        what = "the audit stopped" if claimed else f"family {family}, which is not claimed, was left out"
+        limit = f"{self.result.options.case_timeout:g} s"
+        self.result.warnings.append(
+            f"{what} after {HANGS_TO_GIVE_UP} cases took more than {limit}; if they are only slow, raise --case-timeout"
+        )
         self.lane.running.given_up |= set() if claimed else {family}
         return claimed
 
@@ -319,26 +332,31 @@ class Campaign:
         """
         findings = self.lane.explain(outcome, group, partial(self.pace.left, groups, len(self.pending)))
         for finding in findings or ():
-            self.add(finding, int(outcome.drawn), looked_into=True)
+            self.add(finding, [outcome], looked_into=True)
         if findings is None:
             doubtful = replace(self.lane.unsettled(outcome, UNREPEATED), standing="inconclusive")
-            self.add(doubtful, int(outcome.drawn))
+            self.add(doubtful, [outcome])
         return findings
 
     def _counts(self, outcome: Outcome) -> bool:
         """Count a failing case with the finding that it belongs to, if there is one."""
         if (number := self.lane.counted(outcome)) is not None:
-            finding = self.result.findings[number]
-            self.result.findings[number] = replace(finding, count=finding.count + outcome.drawn)
+            self.result.findings[number] = _with(self.result.findings[number], [outcome])
         return number is not None
 
-    def add(self, finding: Finding, count: int, looked_into: bool = False) -> None:
-        """Add a finding, or count it with an earlier one that it is not distinct from."""
-        finding, findings = replace(finding, count=count), self.result.findings
+    def add(self, finding: Finding, shown_by: Sequence[Outcome], looked_into: bool = False) -> None:
+        """Add a finding that these cases show, or count them with an earlier one that it is not distinct from."""
+        finding, findings = _with(replace(finding, count=0), shown_by), self.result.findings
         self.store(finding, looked_into)
         for number, earlier in enumerate(findings):
             if earlier.standing == finding.standing and (joined := joining.joined(earlier, finding)):
-                findings[number] = replace(joined, count=earlier.count + count)
+                findings[number] = _with(replace(joined, count=earlier.count, replayed=earlier.replayed), shown_by)
                 return
         findings.append(finding)
         self.tell(events.Settled, finding)
+
+
+def _with(finding: Finding, shown_by: Sequence[Outcome]) -> Finding:
+    """The finding with these cases counted, too: drawn ones, and those that earlier audits stored."""
+    drawn = sum(outcome.drawn for outcome in shown_by)
+    return replace(finding, count=finding.count + drawn, replayed=finding.replayed + len(shown_by) - drawn)

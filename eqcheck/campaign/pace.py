@@ -21,7 +21,7 @@ DECLINED = 200  # so many cases of a decoder that takes none
 
 
 def pointless(outcomes: Sequence[Outcome]) -> bool:
-    """Whether to draw no more cases, because the decoder declined all of the first ones."""
+    """Return whether to draw no more cases, because the decoder declined all of the first ones."""
     return len(outcomes) == DECLINED and all(outcome.declined for outcome in outcomes)
 
 
@@ -45,12 +45,12 @@ class Pace:
             self.end = moment + (self.budget * LOOKING if self.budget else _LAST_RESORT_S)
 
     def replays(self) -> bool:
-        """Whether there is time for stored cases: where turns are taken, they may take half of a budget."""
+        """Return whether there is time for stored cases: where turns are taken, they may take half of a budget."""
         share = DRAWING_AT_MOST if self.lane.conditional else 1.0
         return not self.budget or share == 1.0 or time.monotonic() <= self.lane.begun + self.budget * share
 
     def draws_until(self, started: float) -> float | None:
-        """When to look into what fails so far, on the monotonic clock; None: draw no more cases."""
+        """Return when to look into what fails so far, on the monotonic clock; None: draw no more cases."""
         lane, left = self.lane, self.end - started
         if lane.conditional and self.budget:
             if left < self.budget * LEAST_ROUND:
@@ -67,7 +67,7 @@ class Pace:
         return started + (lane.seconds if lane.options.cases is None else float("inf"))
 
     def resumes(self, end: float) -> bool:
-        """Whether there is time to look into more until then; it is the end from now on, but for scripts."""
+        """Return whether there is time to look into more until then; it is the end from now on, but for scripts."""
         left = end - time.monotonic()
         if not self.lane.conditional or left < (self.budget or 0.0) * LEAST_ROUND:
             return False
@@ -81,20 +81,20 @@ class Pace:
         self.half = now + (self._looks_until(waiting) - now) / 2
 
     def late(self, waiting: int, eager: bool = False) -> bool:
-        """Whether to stop looking into failing cases; so many are ``waiting``.
+        """Return whether to stop looking into failing cases; so many are ``waiting``.
 
         ``eager``: into cases that may tell a cause. A slow search leaves half of the time to confirm any.
         """
         return self.end < float("inf") and time.monotonic() > (self.half if eager else self._looks_until(waiting))
 
     def _looks_until(self, waiting: int) -> float:
-        """When to count cases with the findings there are: some are decoded several times for that."""
+        """Return when to count cases with the findings there are: some are decoded several times for that."""
         result = self.lane.result
         expected = 3 * waiting * result.drawing_s / max(1, len(result.outcomes))
         return self.end - min(expected, COUNTING * (self.end - self.lane.begun))
 
     def left(self, groups: int, waiting: int) -> float:
-        """How many seconds there are for a failing case, where so many ``groups`` and cases wait.
+        """Return how many seconds there are for a failing case, where so many ``groups`` and cases wait.
 
         Where turns are taken they have their own end.
         """

@@ -20,8 +20,11 @@ from eqcheck.contract import registry, repository
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.result.findings import Audit, Options, RealPair
-from eqcheck.workers.fork import context, launched
+from eqcheck.workers.fork import calls_no_decoder, context, launched
 from eqcheck.workers.worker import Limits, kill_group
+
+_LOADED = ("eqcheck.campaign.loop", *(f"eqcheck.lanes.{name}.lane" for name in ("transparent", "sampling")))
+"""Modules that each process of an audit needs: the server imports them once for all."""
 
 
 def load_all(specs: Sequence[str]) -> list[Decoder]:
@@ -39,7 +42,7 @@ def load_all(specs: Sequence[str]) -> list[Decoder]:
 
 
 def described(decoder: Decoder) -> bool:
-    """Whether there is nothing of a decoder here but its declarations."""
+    """Return whether there is nothing of a decoder here but its declarations."""
     return decoder.function is _elsewhere
 
 
@@ -63,7 +66,7 @@ def side_by_side(decoders: Sequence[Decoder], settings: Options, listen: Listene
         while waiting or running:
             while waiting and len(running) < settings.jobs:
                 decoder = waiting.pop(0)
-                ours, process = launched(context(), _audited, decoder.spec, options(decoder, share))
+                ours, process = launched(context(*_LOADED), _audited, decoder.spec, options(decoder, share))
                 running[ours] = decoder, process
             try:
                 ready = wait(list(running))
@@ -106,6 +109,7 @@ def _audited(pipe: Connection, spec: str, settings: Options) -> None:
     """The process of one audit: it sends the events as they happen, and then the audit."""
     from eqcheck.campaign.loop import audit
 
+    calls_no_decoder()
     try:
         result = audit(
             registry.load(spec), settings, lambda event: None if isinstance(event, Finished) else pipe.send(event)

@@ -22,6 +22,7 @@ from eqcheck.contract.escaping import one_line
 from eqcheck.contract.limits import REPORT_BYTES, REPORT_LEVELS
 from eqcheck.explanation.notice import kind_of
 from eqcheck.explanation.records import Explanation
+from eqcheck.result.claims import Claim, Unreached
 from eqcheck.result.findings import Audit, Finding
 from eqcheck.result.outcome import NearTie, Outcome
 from eqcheck.result.tally import Alike, Tally
@@ -50,7 +51,7 @@ class Terms:
     options: dict[str, Any]
 
     def differs(self, other: Terms) -> str:
-        """In what another shard's terms differ, in words; empty where they do not."""
+        """Describe in what another shard's terms differ; empty if they do not."""
         for name in ("eqcheck", "decoder", "code", "seed", "options"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs and name == "options":
@@ -81,6 +82,7 @@ class Counts:
     served: dict[str, int] = field(default_factory=dict)
     pairs: dict[str, int] = field(default_factory=dict)
     near_ties: tuple[NearTie, ...] = ()
+    tested: tuple[tuple[Claim, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class Part:
     exclusion: dict[str, Any] | None = None
     telling: tuple[float, OutcomeRecord] | None = None
     warning_kinds: tuple[str, ...] = ()
+    unreached: tuple[Unreached, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -137,15 +140,16 @@ class Shard:
 
     @property
     def drawn(self) -> int:
-        """Cases that count towards those asked for."""
-        return sum(count for _, count in self.parts[0].counts.alike)
+        """The cases that this shard drew, in all lanes."""
+        return sum(count for part in self.parts for _, count in part.counts.alike)
 
 
 def part_of(audit: Audit) -> Part:
     """The result of one lane of a shard, as data."""
     tally = audit.tally
     counts = {name.name: getattr(tally, name.name) for name in fields(Tally)}
-    counts |= {"alike": tuple(tally.alike.items()), "fingerprints": tuple(sorted(tally.fingerprints))}
+    counts |= {name: tuple(getattr(tally, name).items()) for name in ("alike", "tested")}
+    counts |= {"fingerprints": tuple(sorted(tally.fingerprints))}
     rest = [name.name for name in fields(Finding) if name.name != "outcome"]
     return Part(
         **{name: getattr(audit, name) for name in _OF_AUDIT},
@@ -156,6 +160,7 @@ def part_of(audit: Audit) -> Part:
         exclusion=_packed(audit.exclusion.to_dict()) if audit.exclusion else None,
         telling=(audit.telling[0], _seen(audit.telling[1])) if audit.telling else None,
         warning_kinds=tuple(map(kind_of, audit.warnings)),
+        unreached=tuple(audit.unreached),
     )
 
 
@@ -182,7 +187,8 @@ def tally_of(counts: Counts) -> Tally:
     given |= {
         name: Counter(given[name]) for name in ("coverage", "losses", "observed", "lucky", "slots", "served", "pairs")
     }
-    return Tally(**{**given, "alike": Counter(dict(counts.alike)), "fingerprints": set(counts.fingerprints)})
+    given |= {name: Counter(dict(getattr(counts, name))) for name in ("alike", "tested")}
+    return Tally(**{**given, "fingerprints": set(counts.fingerprints)})
 
 
 def evidence_of(part: Part) -> tuple[Wealth | None, Exclusion | None]:

@@ -42,6 +42,7 @@ from eqcheck.campaign.shardfile import (
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError
+from eqcheck.contract.escaping import one_line
 from eqcheck.explanation.notice import with_kinds
 from eqcheck.explanation.records import many
 from eqcheck.result.findings import Audit, Finding, Options
@@ -195,7 +196,10 @@ def merged(decoder: Decoder, options: Options, shards: Iterable[Shard]) -> Audit
     result.elapsed = elapsed
     for name, found in versions.items():
         if len(found) > 1:
-            result.warnings.append(f"shards ran with different versions of {name}: {', '.join(found)}")
+            named = one_line(", ".join(found), 80)
+            result.warnings.append(
+                f"shards ran with different versions of {name} ({named}): install the same everywhere"
+            )
     return result
 
 
@@ -228,6 +232,8 @@ class _Lane:
         result.drawing_s += part.drawing_s
         result.interrupted |= part.interrupted
         result.files |= part.files
+        known = {one.claim for one in result.unreached}
+        result.unreached += [one for one in part.unreached if one.claim not in known]
         self.versions |= {part.version: None} if part.version else {}
         self.warnings |= dict.fromkeys(with_kinds(part.warnings, part.warning_kinds))
         for finding in (finding_of(*one) for one in part.findings):
@@ -254,8 +260,7 @@ class _Lane:
         if self.left_out:
             named = ", ".join(map(str, self.left_out[:5])) + (", ..." if len(self.left_out) > 5 else "")
             result.warnings.append(
-                f"{many(len(self.left_out), 'shard')} ({named}) used the seed of a row that an earlier one used: the "
-                "tokens sampled there are not among the evidence"
+                f"{many(len(self.left_out), 'shard')} ({named}) used a row's seed again; those tokens are not counted"
             )
         return result
 
@@ -273,7 +278,8 @@ def _one(earlier: Finding, later: Finding) -> Finding:
         for axis in {**earlier.axes, **later.axes}
     }
     seen = tuple(dict.fromkeys((*earlier.seen, *later.seen)))
-    return replace(best, count=earlier.count + later.count, seen=seen, axes=axes)
+    count, replayed = earlier.count + later.count, earlier.replayed + later.replayed
+    return replace(best, count=count, replayed=replayed, seen=seen, axes=axes)
 
 
 def _size(finding: Finding) -> tuple[bool, bool, int, str]:

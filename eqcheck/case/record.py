@@ -1,4 +1,4 @@
-"""A case: one test input, as frozen, versioned data."""
+"""Define a case: one test input, as frozen, versioned data."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ Vocabulary = Annotated[int, Meta(ge=4, le=MOST_VOCABULARY)]
 
 
 class AnyCase:
-    """The base of all cases: read, written, checked and asked of a decoder in one way.
+    """Read, write and check a case of any lane, and turn it into a request.
 
-    ``omitted`` are the fields (None: all) that files lack where they are at their defaults; ``rules`` are of fields
-    together; ``nested`` is the field whose items are records, with what reads them.
+    ``omitted`` are the fields (None: all) that are left out of files at their defaults; ``rules`` check fields
+    together; ``nested`` is the field whose items are records, with the reader for them.
     """
 
     format: ClassVar[str]
@@ -58,7 +58,7 @@ class AnyCase:
         def prompts(self) -> tuple[tuple[int, ...], ...]: ...
         @property
         def options(self) -> tuple[RowOptions, ...]:
-            """The options of each row."""
+            """Return the options of each row."""
 
         @property
         def family(self) -> str: ...
@@ -72,28 +72,28 @@ class AnyCase:
 
     @property
     def alone(self: Self) -> Self:
-        """The case without earlier requests."""
+        """Return the case without earlier requests."""
         return self
 
     @property
     def id(self) -> str:
-        """Twelve hexadecimal digits that identify the content."""
+        """Return twelve hexadecimal digits that identify the content."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:12]
 
     def request(self) -> Request:
-        """The request to a decoder; a fresh copy each time."""
+        """Return the request to a decoder, a fresh copy each time."""
         shared = {name: getattr(self, name) for name in _OF_REQUEST if hasattr(self, name)}
         return Request(prompts=[list(prompt) for prompt in self.prompts], rows=self.options, **shared)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; the inverse of `from_dict`."""
+        """Convert to plain data for JSON; the inverse of `from_dict`."""
         return {"format": self.format, **plain(self, self.omitted)}
 
     @classmethod
     def from_dict(cls: type[Self], data: Any, place: str = "") -> Self:
-        """The inverse of `to_dict`; `CaseError` says what is missing, unknown or of another version.
+        """Read plain data, as `to_dict` makes it; raise `CaseError` for missing, unknown or newer fields.
 
-        Its message begins with ``place``, where the data stand.
+        Its message begins with ``place``, for example a file name.
         """
         what = f"{place}case: "
         if isinstance(data, Mapping):
@@ -211,20 +211,20 @@ Arrival = Annotated[int, Meta(ge=0, le=4095)]
 
 @dataclass(frozen=True)
 class Case(AnyCase):
-    """One test input: the rows, the limits, and what the draft shall get right.
+    """Hold one test input: the rows, the limits, and which draft tokens are right.
 
-    ``accepts[row][round]`` dictates how many draft tokens of that round agree with the target; a row or round the
-    table does not name agrees on none. ``agreement`` instead lets the draft agree with the target at that
-    rate, context by context. Rounds count from the first new token. ``seed`` and ``vocab_size`` select the
-    target; ``pad_token_id`` may be ``vocab_size``: a pad that the target never emits.
+    - ``accepts[row][round]``: the number of draft tokens of that round that agree with the target (missing: 0). Rounds
+      count from the first new token. ``agreement`` instead makes the draft agree at that rate, context by context.
+    - ``seed``, ``vocab_size``: select the target. ``pad_token_id`` can be ``vocab_size``, which the target never
+      generates.
+    - ``cache_state``: one of `eqcheck.contract.decoders.CACHE_STATES`. ``prefill_chunk``, ``prefix_length``,
+      ``arrivals`` and ``tree`` are its parameters, as in `eqcheck.Request`. ``paths[row][round]``: the ranks among the
+      draft's choices along the target's own tokens; no node after them is right, and zeros mean the first choices.
+    - ``before``: requests that the same decoder decodes first, at most `MOST_BEFORE`; only the last one is judged.
+    - ``stop_sequences``: those of each row. ``cancel_after``: a count of new tokens per row, or 0.
+    - ``logprobs``: return log-probabilities; the target's scores then differ from context to context.
 
-    ``cache_state`` is one of `eqcheck.contract.decoders.CACHE_STATES`; ``prefill_chunk``, ``prefix_length`` and
-    ``arrivals`` are its parameters, and so are ``tree`` (see `eqcheck.contract.decoders.Request`) and ``paths``:
-    ``paths[row][round]`` are the ranks among the draft's choices that lead along the target's own tokens, behind which
-    no node is right; so a path of zeros is a spine. ``before`` are requests that the same instance of the decoder
-    decodes first, at most `MOST_BEFORE`; only the last is judged. The format's version also stands for the definition
-    of the target, so a stored case stays what it was. ``stop_sequences`` has those of each row, ``cancel_after`` a
-    count or 0. For ``logprobs`` scores lie at other distances in each context: else its own tokens had one probability.
+    The version in the format also fixes the definition of the target, so a stored case keeps its meaning.
 
         >>> case = Case(prompts=((5, 7), (9,)), max_new_tokens=6, num_draft_tokens=3, accepts=((3,), (0, 2)))
         >>> Case.from_dict(case.to_dict()) == case
@@ -288,26 +288,26 @@ class Case(AnyCase):
 
     @property
     def alone(self) -> Case:
-        """The case without earlier requests."""
+        """Return the case without earlier requests."""
         return replace(self, before=()) if self.before else self
 
     @property
     def tokens(self) -> int:
-        """How many tokens all rows have, new ones included."""
+        """Count the tokens of all rows, new ones included."""
         return sum(map(len, self.prompts)) + len(self.prompts) * self.max_new_tokens
 
     @property
     def work(self) -> int:
-        """The tokens of all rows, times the calls of target and draft if nothing is accepted."""
+        """Multiply the tokens of all rows by the calls of target and draft if nothing is accepted."""
         return self.tokens * self.max_new_tokens * (self.num_draft_tokens + 1)
 
     def nodes(self, row: int, number: int) -> Nodes:
-        """The tree of a row's round, counted from 0; () where the decoder makes it."""
+        """Return the tree of a row's round, counted from 0; () if the decoder makes it."""
         return of_round(self.tree[row], number) if row < len(self.tree) else ()
 
     @property
     def axes(self) -> dict[str, str]:
-        """Where the case lies on each axis by which violations are told apart; ranges in ascending order sort as text.
+        """Return the value of the case on each axis of a report; ranges in ascending order sort as text.
 
         >>> Case(prompts=((1,), (2,)), num_draft_tokens=3).axes["num_draft_tokens"]
         '2-4'
@@ -323,7 +323,7 @@ class Case(AnyCase):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How large the case is: rows, tokens of the longest prompt, ``max_new_tokens``, K."""
+        """Return the size of the case: rows, tokens of the longest prompt, ``max_new_tokens``, K."""
         lengths = [len(prompt) for prompt in self.prompts]
         return {
             "rows": len(lengths),
@@ -334,7 +334,7 @@ class Case(AnyCase):
 
     @property
     def known_ids(self) -> int:
-        """How many token ids the models know: the vocabulary, and a pad outside of it."""
+        """Return how many token ids the models know: the vocabulary, and a pad outside of it."""
         return max(self.vocab_size, self.pad_token_id + 1)
 
     def given(self, row: int) -> Given:

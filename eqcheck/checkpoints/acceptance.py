@@ -106,7 +106,7 @@ def _row(row: int) -> str:
 
 
 def _unclear(options: Any) -> bool:
-    """Whether a row is sampled, cancelled, or has scores that an option changes."""
+    """Return whether a row is sampled, cancelled, or has scores that an option changes."""
     return bool(options.temperature) or _changed(options)
 
 
@@ -115,7 +115,7 @@ def _changed(options: Any) -> bool:
 
 
 def _agreed(draft: Function, case: EngineCase, row: int, output: Sequence[int]) -> list[int]:
-    """By number of new tokens, how many of K draft tokens after them the output goes on with.
+    """Return by number of new tokens how many of K draft tokens after them the output goes on with.
 
     A draft token that is right leaves the text as it is, so the draft reads the row once, and none has to be proposed.
     """

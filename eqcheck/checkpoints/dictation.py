@@ -25,7 +25,7 @@ Seen = Sequence[Sequence[Any]]  # the rounds of a row, as `eqcheck.contract.deco
 
 @lru_cache(maxsize=16)
 def drafts(case: EngineCase) -> Drafts:
-    """By row, the draft token for each place of its output and K more; empty where drafts are not dictated.
+    """Return by row the draft token for each place of its output and K more; empty if drafts are not dictated.
 
     A wrong token is the target's second choice, or now and then an EOS of the row. Behind the row's end the drafts go
     on as if it had not ended.
@@ -45,7 +45,7 @@ def _of_row(row: EngineRow, k: int, best_two: Sequence[tuple[int, int]]) -> tupl
 
 
 def wrong_at(row: EngineRow, k: int, count: int) -> list[bool]:
-    """Whether the draft is wrong, at each of so many places of the output.
+    """Return whether the draft is wrong, at each of so many places of the output.
 
     >>> from eqcheck.contract.decoders import RowOptions
     >>> "".join("-x"[wrong] for wrong in wrong_at(EngineRow((1,), RowOptions(9), (2, 0, 3)), 3, 12))
@@ -63,7 +63,7 @@ def _wrong(row: EngineRow, place: int, best: int, second: int) -> int:
 
 
 def agreeing(proposed: Sequence[int], text: Sequence[int]) -> int:
-    """How many draft tokens, from the first, the text goes on with.
+    """Return how many draft tokens, from the first, the text goes on with.
 
     >>> agreeing([5, 7, 2], [5, 7, 3, 2])
     2
@@ -85,7 +85,7 @@ class AskedRound(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether the row does not end among the accepted draft tokens."""
+        """Return whether the row does not end among the accepted draft tokens."""
         return self.end == self.start + self.accepted + 1
 
 

@@ -73,7 +73,7 @@ class Judge:
         return judgements
 
     def logprobs(self, case: EngineCase, row: int, output: Sequence[int]) -> Logprobs | None:
-        """Those of a row's tokens; None of a row with several options that change its law: engines apply some of them.
+        """Return those of a row's tokens; None if several options change its distribution: engines apply some of them.
 
         On built checkpoints all the target's own tokens have about the same.
         """
@@ -88,7 +88,7 @@ class Judge:
         return own._replace(asked=of_scores(with_options(scores, asked, output)[: len(output)], output, bound).own)
 
     def prompt_logprobs(self, case: EngineCase, row: int) -> Logprobs | None:
-        """Those of the tokens of a row's prompt behind the first; None where not all scores are known exactly."""
+        """Return those of a row's prompt tokens after the first; None if not all scores are known exactly."""
         first, *others = case.rows[row].prompt
         if checkpoint(case.checkpoint).kind not in ALL_KNOWN:
             return None
@@ -122,7 +122,7 @@ class Judge:
         return RowJudgement(number, observed, first, expected, tuple(near), margin, end)
 
     def _bound(self, case: EngineCase, outputs: Sequence[Sequence[int]], scores: Sequence[torch.Tensor]) -> float:
-        """How much the target may prefer its own token at a tie on these rows."""
+        """Return how much the target may prefer its own token at a tie on these rows."""
         if not self.noise:
             return 0.0
         if (pair := checkpoint(case.checkpoint)).built:

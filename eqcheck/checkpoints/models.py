@@ -88,7 +88,7 @@ def checkpoint(name: str = "", dtype: str = "float32") -> Checkpoint:
 
 
 def known(name: str) -> bool:
-    """Whether there is a checkpoint of this name here."""
+    """Return whether there is a checkpoint of this name here."""
     try:
         return bool(checkpoint(name))
     except UsageError:

@@ -53,7 +53,7 @@ class FunctionTruth:
         return [self.table[best[len(row.prompt) - 1 :]] for row, best in zip(rows, chosen, strict=True)]
 
     def emitted(self, rows: Sequence[EngineRow], count: int) -> list[list[int]]:
-        """So many tokens after each prompt, whatever the rows' options."""
+        """Return ``count`` tokens after each prompt, whatever the rows' options."""
         return [self.function.emitted(row.prompt, count) for row in rows]
 
     def best_two(self, rows: Sequence[EngineRow], count: int) -> list[list[tuple[int, int]]]:
@@ -72,7 +72,9 @@ class FunctionTruth:
         return pairs
 
     def decides(self, row: EngineRow) -> bool:
-        """Whether one token is the best at each place: options may make two score alike, and then any is right."""
+        """Return whether one token is the best at each place: options may make two score alike,
+        and then any is right.
+        """
         output = self.row(row)
         best = self.scores(row, output)[: len(output)].topk(2).values
         return bool((best[:, 0] > best[:, 1] + _ALIKE).all())
@@ -128,7 +130,9 @@ class ModelTruth:
         ]
 
     def emitted(self, rows: Sequence[EngineRow], count: int) -> list[list[int]]:
-        """So many tokens after each prompt, whatever the rows' options; for drawing cases, where it has to be fast."""
+        """Return ``count`` tokens after each prompt, whatever the rows' options; for drawing cases,
+        which must be fast.
+        """
         return [list(tokens) for tokens in zip(*self._grown(rows, count, lambda s: s.argmax(-1)), strict=True)]
 
     def best_two(self, rows: Sequence[EngineRow], count: int) -> list[list[tuple[int, int]]]:

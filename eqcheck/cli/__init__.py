@@ -1,4 +1,4 @@
-"""The command ``eqcheck``: a module for each of its commands, which adds it to the parser and runs it."""
+"""Run the command ``eqcheck``; each of its commands is a module that adds itself to the parser and runs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 from eqcheck import __version__
 from eqcheck.cli import (
     audit,
     bench,
     checkpoint,
+    common,
     completion,
     configured,
     explain,
@@ -26,7 +28,7 @@ from eqcheck.cli import (
     report,
     selfcheck,
 )
-from eqcheck.cli.common import EPILOG
+from eqcheck.cli.common import LinedHelp, examples
 from eqcheck.contract.errors import INCONCLUSIVE, INTERNAL, USAGE, UsageError, did_you_mean
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.extras import EXTRAS, missing
@@ -35,7 +37,8 @@ COMMANDS = (new, audit, gate, replay, report, kinds, explain, listing, checkpoin
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code; as a program of its own, end with it, whatever threads a decoder left."""
+    """Run a command and return its exit code; as a program, exit with it even if a decoder left threads running."""
+    common.own_process = argv is None
     code = _run(argv)
     if argv is None and any(not one.daemon and one is not threading.main_thread() for one in threading.enumerate()):
         for stream in (sys.stdout, sys.stderr):
@@ -72,12 +75,15 @@ def _internal() -> int:
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**{"formatter_class": LinedHelp, **how})
+
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(f"{message}; `{self.prog} --help` has what there is")
+        raise UsageError(f"{message}; see `{self.prog} --help`")
 
 
 def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """The options; positional SPECs may stand anywhere among them, though argparse takes only their first group."""
+    """Parse the options; SPECs may stand anywhere among them, although argparse takes only their first group."""
     words = list(sys.argv[1:] if argv is None else argv)
     options = _read(parser, words)
     if options.run is audit.run and (more := configured.words(options)):
@@ -96,16 +102,23 @@ def _read(parser: argparse.ArgumentParser, words: list[str]) -> argparse.Namespa
         known = [name for action in completion.actions(parser) for name in action.option_strings]
         wrong = next((word for word in rest if word.startswith("-")), rest[0])
         near = f"; {wrong} is an option of another command;" if wrong in known else did_you_mean(wrong, known)
-        raise UsageError(
-            f"unrecognized arguments: {' '.join(rest)}{near or ';'} `{parser.prog} {words[0]} --help` has what there is"
-        )
+        raise UsageError(f"unrecognized arguments: {' '.join(rest)}{near or ';'} see `{parser.prog} {words[0]} --help`")
     if rest:
         options.specs = [*options.specs, *rest]
     return options
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="eqcheck", description="Audit batch speculative decoders.", epilog=EPILOG)
+    parser = _Parser(
+        prog="eqcheck",
+        description="Check that a batch speculative decoder returns exactly what its target model generates alone.",
+        epilog=examples(
+            "eqcheck audit                  audit the shipped decoders",
+            "eqcheck audit mine.py          audit your decoder",
+            "eqcheck explain mask/window    explain a kind of fault",
+            codes=True,
+        ),
+    )
     parser.add_argument("--version", action="version", version=f"eqcheck {__version__}")
     completion.add(parser)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")

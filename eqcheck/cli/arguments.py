@@ -1,4 +1,4 @@
-"""The values of command-line options: a parser for each, which tells in one line the value it expected."""
+"""Parse the values of command-line options; each error says in one line what was expected and what came."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from eqcheck.contract.sizes import SERVED, WIDE, Bounds
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1."""
+    """Parse an integer of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected an integer of at least 1, got {text!r}")
     return int(text)
 
 
 def natural(text: str) -> int:
-    """A whole number of at least 0."""
+    """Parse an integer of at least 0."""
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected an integer of at least 0, got {text!r}")
     return int(text)
@@ -36,33 +36,33 @@ def _up_to(most: int) -> Callable[[str], int]:
 
 
 _BOUNDS = {
-    "rows": ("rows of a batch", MOST_ROWS),
-    "prompt": ("tokens of a prompt", MOST_TOKENS_OF_ROW - 1),
+    "rows": ("rows per batch", MOST_ROWS),
+    "prompt": ("tokens per prompt", MOST_TOKENS_OF_ROW - 1),
     "new_tokens": ("max_new_tokens", MOST_TOKENS_OF_ROW - 1),
-    "draft_tokens": ("K", MOST_DRAFT_TOKENS),
+    "draft_tokens": ("draft tokens per round (K)", MOST_DRAFT_TOKENS),
 }
 
 
-def add_bounds(parser: argparse.ArgumentParser) -> None:
-    """The options ``--max-rows`` and so on, which say how large cases get."""
+def add_bounds(parser: argparse._ActionsContainer) -> None:
+    """Add the options ``--max-rows`` and so on, which bound the size of cases."""
     for name, (what, most) in _BOUNDS.items():
         usual = f"{getattr(WIDE, name)}; engines {getattr(SERVED, name)}"
         option = f"--max-{name.replace('_', '-')}"
-        parser.add_argument(option, type=_up_to(most), metavar="N", help=f"the most {what} that are drawn ({usual})")
+        parser.add_argument(option, type=_up_to(most), metavar="N", help=f"{what}, at most (default {usual})")
 
 
 def bounded(options: argparse.Namespace) -> tuple[str, ...]:
-    """The bounds that were given."""
+    """List the bounds that were given."""
     return tuple(name for name in _BOUNDS if getattr(options, f"max_{name}") is not None)
 
 
 def bounds_of(options: argparse.Namespace) -> Bounds:
-    """How large cases get."""
+    """Return the bounds on the size of cases."""
     return replace(WIDE, **{name: getattr(options, f"max_{name}") for name in bounded(options)})
 
 
 def seconds(text: str) -> float:
-    """A time in seconds, minutes or hours."""
+    """Parse a time in seconds, minutes or hours."""
     units = {"s": 1, "m": 60, "h": 3600}
     number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
     try:
@@ -75,7 +75,7 @@ def seconds(text: str) -> float:
 
 
 def share(text: str) -> float:
-    """A share in percent.
+    """Parse a share in percent.
 
     >>> share("2.5%")
     0.025
@@ -90,7 +90,7 @@ def share(text: str) -> float:
 
 
 def case_seconds(text: str) -> float:
-    """A time that a case file may hold."""
+    """Parse the time limit of a case."""
     found = seconds(text)
     if not TIMEOUTS[0] <= found <= TIMEOUTS[1]:
         raise argparse.ArgumentTypeError(f"expected a time of 1s to 24h, got {text!r}")
@@ -98,7 +98,7 @@ def case_seconds(text: str) -> float:
 
 
 def size(text: str) -> int:
-    """A size that a case file may hold."""
+    """Parse the memory limit of a case."""
     units = {"M": 2**20, "G": 2**30}
     number, unit = text[:-1], text[-1:].upper()
     if unit not in units or not number.isdecimal() or int(number) < 1:
@@ -110,7 +110,7 @@ def size(text: str) -> int:
 
 
 def families(text: str) -> tuple[str, ...]:
-    """Families, or all of them."""
+    """Parse names of families, or ``all``."""
     names = tuple(dict.fromkeys(text.split(",")))
     if "all" in names:
         return FAMILIES

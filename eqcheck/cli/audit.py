@@ -13,16 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eqcheck import __version__
-from eqcheck.cli import outputs
+from eqcheck.campaign.events import Working
+from eqcheck.cli import common, outputs
 from eqcheck.cli.arguments import add_bounds, case_seconds, families, natural, positive, seconds, share, size
-from eqcheck.cli.common import EPILOG, broken, import_models, stdout_to_stderr
+from eqcheck.cli.common import broken, examples, import_models, stdout_to_stderr
 from eqcheck.cli.plan import Plan
-from eqcheck.contract import extras, known_violations, registry, repository
+from eqcheck.contract import extras, known_violations, registry, repository, versions
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.family import LLAMA
 from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
+from eqcheck.report.progress import progress
 
 if TYPE_CHECKING:
     from eqcheck.campaign.events import Listener
@@ -31,83 +33,111 @@ if TYPE_CHECKING:
     from eqcheck.result.findings import Audit, Options
 
 _SPEC = (
-    "NAME, package.module:attr or path/to/file.py:attr, one or more; without any every shipped decoder that needs "
-    "nothing else installed; an engine is audited in the dtype= and on the checkpoints (kinds=) that it claims"
+    "decoder to audit: NAME (see `eqcheck list`), FILE.py, FILE.py:ATTR or PACKAGE.MODULE:ATTR; without any, every "
+    "shipped decoder that needs no extra package"
 )
-_KNOWN = "a TOML file of violations that are known, each with a link and a last day; those pass until then"
-_STRICT = "fail where an entry of --known is past its day or did not occur in 300 cases; on where CI is set"
-_BUDGET = "time per decoder, instead of or beside --cases; minimising may take as much again"
-_PROFILE = "a fixed draw in place of --cases, --budget, --seed, --max-...: of a date (ci-2026.12), or the newest (ci)"
-_FAIL_FAST = "draw no more cases of a decoder after one that fails and is not known, and explain that"
-_DRAFT_LOSS = "fail where a larger share of the draft tokens that are due is lost; that costs speed, not output"
-_JOBS = "processes (1); several decoders are audited side by side"
-_FAMILIES = "instead of those it claims; 'all'; beyond the claim there are discoveries, not violations"
 _TARGET = (
-    "decode on real models, which are read while they run: llama, gpt2, ... or 'all', the folder of a checkpoint "
-    "(./folder), or package.module:Class; NAME@float32 or NAME@bfloat16 computes in less than float64"
+    "real models to decode with, instead of HashLM: llama, gpt2, ... or 'all'; ./FOLDER of a checkpoint; or "
+    "PACKAGE.MODULE:CLASS. NAME@float32 or NAME@bfloat16 sets the dtype (default float64)"
 )
-_PYTHON = "decode in a worker run by this Python, on a tiny Llama, and judge by tokens alone"
-_CORPUS = "where stored cases are: a folder (.eqcheck), or a URL that fsspec reaches, which several machines may share"
-_MEMORY = "measure what keys and values take, and warn of what is kept for nothing"
-_RAY = (
-    "decode in shards on the Ray cluster that answers there ('local' starts one); they are stored in --out, and the "
-    "same command goes on where it was ended"
+_FAMILIES = "families to test instead of the claimed ones, or 'all'; failures outside the claim are discoveries"
+_PYTHON = "Python of another environment to decode in, with a tiny Llama; judges by tokens only"
+_BUDGET = "time per decoder, such as 60s or 10m; making cases small may take as long again"
+_PROFILE = (
+    "fixed set of cases: ci or nightly (newest), or dated, such as ci-2026.12; replaces --cases, --budget, --seed "
+    "and --max-..."
+)
+_SEED = "seed for drawing cases (default 0); failing cases stored in .eqcheck are decoded in any case"
+_CORPUS = "folder or fsspec URL of stored failing cases, which each audit decodes again (default .eqcheck)"
+_RAY = "run on the Ray cluster at ADDRESS ('local' starts one); the same command and --out resume"
+_FAIL_FAST = "stop drawing cases for a decoder after its first violation that is not known"
+_MEMORY = "measure the memory of keys and values, and warn about leaks"
+_ALLOW_KNOWN = "let violations pass that the decoder itself declares in known="
+_KNOWN = "TOML file of known violations, each with a link and a last day; until then they pass"
+_STRICT = "fail if an entry of --known has expired, or did not occur in 300 cases (default if CI is set)"
+_DRAFT_LOSS = (
+    "fail if more than this share of the draft tokens that should have been accepted is lost (speed, not correctness)"
 )
 
 
 def add(commands: Commands) -> None:
     """Add the command to the parser."""
-    audit = commands.add_parser("audit", help="audit decoders and write reports", epilog=EPILOG)
+    audit = commands.add_parser(
+        "audit",
+        help="audit decoders and write reports",
+        description="Draw cases, decode them, compare every token with the target alone, and report each violation "
+        "with its smallest case and its cause.",
+        epilog=examples(
+            "eqcheck audit mine.py --budget 60s",
+            "eqcheck audit mine.py --profile ci --junit eqcheck.xml",
+            "eqcheck audit bsp --families all --jobs 4",
+            codes=True,
+        ),
+    )
     audit.add_argument("specs", nargs="*", metavar="SPEC", help=_SPEC)
-    audit.add_argument(
-        "--adapter", action="append", default=[], metavar="SPEC", help="the older way to give a SPEC; both may be given"
-    )
-    audit.add_argument("--cases", type=positive, metavar="N", help="cases per decoder (300)")
-    audit.add_argument("--budget", type=seconds, metavar="60s", help=_BUDGET)
-    audit.add_argument("--profile", metavar="ci|nightly", help=_PROFILE)
-    audit.add_argument(
-        "--seed",
-        type=natural,
-        metavar="N",
-        help="same seed, same cases drawn (0); a decoder that draws nothing at random has the same report, too, where "
-        "--no-corpus leaves out what .eqcheck holds",
-    )
-    add_bounds(audit)
-    audit.add_argument("--out", type=Path, default=Path("reports"), metavar="DIR", help="where reports go (reports)")
-    audit.add_argument("--jobs", type=positive, metavar="N", help=_JOBS)
-    audit.add_argument("--families", type=families, default=(), metavar="F,...", help=_FAMILIES)
-    audit.add_argument("--target", default="", metavar="NAME,...", help=_TARGET)
-    audit.add_argument(
+    _add_tested(audit.add_argument_group("what is tested"))
+    _add_cases(audit.add_argument_group("which cases"))
+    _add_running(audit.add_argument_group("how it runs"))
+    _add_failing(audit.add_argument_group("what fails"))
+    _add_printed(audit.add_argument_group("output"))
+    audit.set_defaults(run=run)
+
+
+def _add_tested(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--adapter", action="append", default=[], metavar="SPEC", help="same as SPEC (older form)")
+    group.add_argument("--families", type=families, default=(), metavar="F,...", help=_FAMILIES)
+    group.add_argument("--target", default="", metavar="NAME,...", help=_TARGET)
+    group.add_argument("--pair", action="store_true", help="also decode with the shipped pair of trained models")
+    group.add_argument("--python", metavar="PATH", help=_PYTHON)
+    group.add_argument("--memory", action="store_true", help=_MEMORY)
+
+
+def _add_cases(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--cases", type=positive, metavar="N", help="cases per decoder (default 300)")
+    group.add_argument("--budget", type=seconds, metavar="60s", help=_BUDGET)
+    group.add_argument("--profile", metavar="ci|nightly", help=_PROFILE)
+    group.add_argument("--seed", type=natural, metavar="N", help=_SEED)
+    add_bounds(group)
+    group.add_argument("--corpus", default=".eqcheck", metavar="PLACE", help=_CORPUS)
+    group.add_argument("--no-corpus", action="store_true", help="neither decode nor store failing cases there")
+
+
+def _add_running(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--jobs", type=positive, metavar="N", help="processes (default 1)")
+    group.add_argument("--isolate", action="store_true", help="run decoders in worker processes that may crash")
+    group.add_argument(
         "--case-timeout",
         type=case_seconds,
         default=CASE_TIMEOUT,
         metavar="S",
-        help="a case's limit (60s; at least 1s)",
+        help="time limit per case (default 60s, at least 1s)",
     )
-    audit.add_argument("--isolate", action="store_true", help="run decoders in worker processes that may crash")
-    audit.add_argument("--python", metavar="PATH", help=_PYTHON)
-    audit.add_argument(
+    group.add_argument(
         "--case-memory",
         type=size,
         default=CASE_MEMORY,
         metavar="2G",
-        help="memory of an isolated case (2G; at least 64M)",
+        help="memory limit per isolated case (default 2G, at least 64M)",
     )
-    audit.add_argument("--corpus", default=".eqcheck", metavar="PLACE", help=_CORPUS)
-    audit.add_argument("--no-corpus", action="store_true", help="neither replay nor store cases there")
-    audit.add_argument("--ray", metavar="ADDRESS", help=_RAY)
-    audit.add_argument("--allow-known", action="store_true", help="let violations pass that the adapter declares")
-    audit.add_argument("--known", type=Path, metavar="FILE", help=_KNOWN)
-    audit.add_argument("--known-strict", action="store_true", help=_STRICT)
-    audit.add_argument("--max-draft-loss", type=share, metavar="1%", help=_DRAFT_LOSS)
-    audit.add_argument("--pair", action="store_true", help="decode with the shipped pair of trained models as well")
-    audit.add_argument("--memory", action="store_true", help=_MEMORY)
-    audit.add_argument("--json", action="store_true", help="print one JSON object {reports: [...]} and nothing else")
-    audit.add_argument("--quiet", action="store_true", help="no progress on standard error; results are printed")
-    audit.add_argument("--no-color", action="store_true", help="no colors in the progress; the same as NO_COLOR=1")
-    audit.add_argument("--fail-fast", action="store_true", help=_FAIL_FAST)
-    outputs.add(audit)
-    audit.set_defaults(run=run)
+    group.add_argument("--ray", metavar="ADDRESS", help=_RAY)
+    group.add_argument("--fail-fast", action="store_true", help=_FAIL_FAST)
+
+
+def _add_failing(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--allow-known", action="store_true", help=_ALLOW_KNOWN)
+    group.add_argument("--known", type=Path, metavar="FILE", help=_KNOWN)
+    group.add_argument("--known-strict", action="store_true", help=_STRICT)
+    group.add_argument("--max-draft-loss", type=share, metavar="1%", help=_DRAFT_LOSS)
+
+
+def _add_printed(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--out", type=Path, default=Path("reports"), metavar="DIR", help="folder for reports (default reports)"
+    )
+    group.add_argument("--json", action="store_true", help="print one JSON object {reports: [...]} and nothing else")
+    group.add_argument("--quiet", action="store_true", help="print results, but no progress")
+    group.add_argument("--no-color", action="store_true", help="no colors in the progress, as with NO_COLOR=1")
+    outputs.add(group)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -121,28 +151,32 @@ def execute(plan: Plan) -> int:
     """Audit every decoder of the plan, write the reports, tell them; returns the exit code."""
     if plan.pair:
         repository.find("eqcheck audit --pair")
-    if plan.asked.profile:
-        _stage(f"eqcheck {__version__}, {plan.asked.profile.line}", plan)
-    _stage("" if "torch" in sys.modules else "loading torch", plan)
-    import_models()
-    from eqcheck.campaign import processes
-    from eqcheck.selfcheck.faults import short
+    if plan.asked.profile and not (plan.json or plan.quiet):
+        print(f"eqcheck {__version__}, {plan.asked.profile.line}", file=sys.stderr, flush=True)
+    known: dict[str, set[str]] = {}
+    with progress(plan.json or plan.quiet, known) as shown:
+        if "torch" not in sys.modules:
+            shown(Working("", "models"))
+        import_models()
+        if common.own_process:
+            from eqcheck.workers.fork import calls_no_decoder
 
-    _check_installed(plan)
-    plan = replace(plan, asked=replace(plan.asked, families=_targets(plan.target) or plan.asked.families))
-    # A print of a decoder must not mix with the one JSON object; worker processes inherit where it goes.
-    with stdout_to_stderr() if plan.json else contextlib.nullcontext():
-        decoders = processes.load_all(plan.specs or registry.self_contained())
-    plan.check(decoders)
-    _stage("self-check", plan)
-    if failures := short().failures:
-        return broken(failures)
-    places = plan.folders(decoders)
-    if strangers := known_violations.unheard(plan.known, list(places)):
-        print(f"eqcheck: --known {printable(str(plan.known_file))} {strangers}", file=sys.stderr)
-    if older := known_violations.older(decoders, registry.shipped()):
-        print(f"eqcheck: {printable(older)}", file=sys.stderr)
-    found = _reported(plan, decoders, places)
+            calls_no_decoder()
+        if newer := versions.untested():
+            print(f"eqcheck: {newer}", file=sys.stderr)
+        plan, decoders = _loaded(plan, shown)
+        shown(Working("", "self-check"))
+        from eqcheck.selfcheck.faults import short
+
+        if failures := short().failures:
+            return broken(failures)
+        places = plan.folders(decoders)
+        if strangers := known_violations.unheard(plan.known, list(places)):
+            print(f"eqcheck: --known {printable(str(plan.known_file))} {strangers}", file=sys.stderr)
+        if older := known_violations.older(decoders, registry.shipped()):
+            print(f"eqcheck: {printable(older)}", file=sys.stderr)
+        known |= known_violations.passing(plan.known, decoders, plan.today)
+        found = _reported(plan, decoders, places, shown)
     if not found:  # interrupted before there was anything
         raise KeyboardInterrupt
     done = {name: found[name] for name in places if name in found}
@@ -151,11 +185,26 @@ def execute(plan: Plan) -> int:
     return exit_code([audit for audit, _ in done.values()], plan.allow_known, plan.max_draft_loss)
 
 
-def _reported(plan: Plan, decoders: Sequence[Decoder], places: Mapping[str, Path]) -> dict[str, tuple[Audit, Report]]:
+def _loaded(plan: Plan, shown: Listener) -> tuple[Plan, list[Decoder]]:
+    """The plan with the families of its real models, and the decoders that it names."""
+    from eqcheck.campaign import processes
+
+    _check_installed(plan)
+    shown(Working("", "decoder"))
+    plan = replace(plan, asked=replace(plan.asked, families=_targets(plan.target) or plan.asked.families))
+    # A print of a decoder must not mix with the one JSON object; worker processes inherit where it goes.
+    with stdout_to_stderr() if plan.json else contextlib.nullcontext():
+        decoders = processes.load_all(plan.specs or registry.self_contained())
+    plan.check(decoders)
+    return plan, decoders
+
+
+def _reported(
+    plan: Plan, decoders: Sequence[Decoder], places: Mapping[str, Path], shown: Listener
+) -> dict[str, tuple[Audit, Report]]:
     """The audits, each with its report, which is written as soon as the audit ends."""
     from eqcheck.campaign import processes
     from eqcheck.report.build import write
-    from eqcheck.report.terminal import progress
     from eqcheck.result import losses
     from eqcheck.store.corpus import shared_corpus
 
@@ -163,13 +212,11 @@ def _reported(plan: Plan, decoders: Sequence[Decoder], places: Mapping[str, Path
     with contextlib.ExitStack() as stack:
         stack.enter_context(stdout_to_stderr() if plan.json else contextlib.nullcontext())
         corpus = stack.enter_context(shared_corpus(plan.corpus)) if plan.corpus else None
-        shown = stack.enter_context(
-            progress(plan.json or plan.quiet, known_violations.passing(plan.known, decoders, plan.today))
-        )
         listen = stack.enter_context(outputs.events(plan, shown))
         asked = replace(plan.asked, corpus=corpus)
         for audit in _audits(decoders, asked, places, plan.cluster, listen):
             decoder = audit.decoder
+            shown(Working("", "report"))
             if plan.pair and audit.lane == "transparent" and LLAMA in decoder.families and not audit.interrupted:
                 audit.real_pair = processes.pair(decoder, asked)
             audit.list_known(plan.known, plan.today, plan.known_strict)
@@ -188,12 +235,6 @@ def _text(plan: Plan, reports: Sequence[Report], places: Sequence[str]) -> str:
     from eqcheck.report.terminal import summary
 
     return printable(summary(reports, places))
-
-
-def _stage(text: str, plan: Plan) -> None:
-    """Say which step begins, for those who watch: torch alone takes seconds."""
-    if text and not plan.json and not plan.quiet:
-        print(text, file=sys.stderr, flush=True)
 
 
 def _check_installed(plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""``eqcheck --print-completion SHELL``: a script that completes commands, options, decoders and kinds."""
+"""``eqcheck --print-completion SHELL``: print a script that completes commands, options, decoders and kinds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eqcheck.contract.extras import missing
 SHELLS = ("bash", "zsh", "tcsh")
 _SPECS, _KINDS = "_eqcheck_specs_or_files", "_eqcheck_kinds"
 _WORD = re.compile(r"[\w./-]+")  # a shell would obey other names, and who installs a decoder chooses its name
-# By the name of an argument: what completes it in a shell that has no way for it here is what the shell does anyway.
+# Completions by argument name; a shell that is not listed completes the argument as it always does.
 _COMPLETED = {
     "adapter": {"bash": _SPECS, "zsh": _SPECS, "tcsh": "f"},
     "specs": {"bash": _SPECS, "zsh": _SPECS, "tcsh": "f"},
@@ -21,10 +21,8 @@ _COMPLETED = {
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Add the option to the parser of all commands."""
-    parser.add_argument(
-        "--print-completion", action=_Print, choices=SHELLS, help="print a script that completes eqcheck's words"
-    )
+    """Add the option to the main parser."""
+    parser.add_argument("--print-completion", action=_Print, choices=SHELLS, help="print a shell completion script")
 
 
 class _Print(argparse.Action):
@@ -34,7 +32,7 @@ class _Print(argparse.Action):
 
 
 def script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """The script for a shell; it completes the names of the decoders that are installed now."""
+    """Return the script for a shell; it completes the names of the decoders installed now."""
     try:
         import shtab
     except ImportError as error:
@@ -48,7 +46,7 @@ def script(parser: argparse.ArgumentParser, shell: str) -> str:
 
 
 def actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """The arguments of a parser and of its commands."""
+    """Yield the arguments of a parser and of its commands."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):

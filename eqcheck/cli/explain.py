@@ -1,11 +1,11 @@
-"""``eqcheck explain``: what a kind of fault means, with an example, its usual root causes, and how to mend it."""
+"""``eqcheck explain``: print what a kind of fault is, its usual causes, how to tell it and how to fix it."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
-from eqcheck.cli.common import say
+from eqcheck.cli.common import examples, say
 from eqcheck.contract.errors import EQUIVALENT, UsageError, did_you_mean
 from eqcheck.contract.kinds import FINGERPRINTS, KINDS, Kind
 from eqcheck.explanation.layout import columns, filled
@@ -20,11 +20,12 @@ def add(commands: Commands) -> None:
     """Add the command to the parser."""
     explain = commands.add_parser(
         "explain",
-        help="explain a kind of fault: an example, its usual root causes, how to fix it",
-        epilog="example: eqcheck explain position/query-position",
+        help="explain a kind of fault, its causes and its fix",
+        description="Explain a kind of fault: what happens, usual causes, how to tell it, how to fix it.",
+        epilog=examples("eqcheck explain position/query-position", "eqcheck explain stale-entry"),
     )
     explain.add_argument(
-        "kind", metavar="COMPONENT/KIND", help="as a report or `eqcheck kinds` names it; KIND alone is enough"
+        "kind", metavar="COMPONENT/KIND", help="the kind as in a report or in `eqcheck kinds`; KIND alone is enough"
     )
     explain.set_defaults(run=run)
 
@@ -36,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def kind_named(text: str) -> Kind:
-    """The kind of a fingerprint, or of its last part; what a report adds behind a colon does not matter.
+    """Return the kind with this fingerprint, or with this last part of one; a part after a colon is ignored.
 
     >>> kind_named("crash/exception:KeyError").name, kind_named("window").component
     ('exception', 'mask')
@@ -45,17 +46,21 @@ def kind_named(text: str) -> Kind:
     kind = KINDS.get(named.rpartition("/")[2])
     if kind is None or named not in (kind.name, kind.fingerprint):
         near = did_you_mean(kind.fingerprint if kind else named, [*FINGERPRINTS, *KINDS]) or "."
-        raise UsageError(f"there is no kind {text!r}{near} `eqcheck kinds` lists them all")
+        raise UsageError(f"there is no kind {text!r}{near} See `eqcheck kinds`")
     return kind
 
 
 def explained(kind: Kind, width: int = _WIDEST) -> str:
-    """All that is known of a kind, in lines of at most ``width`` characters; links are not broken."""
+    """Format the handbook's chapter of a kind in lines of at most ``width`` characters; links are not broken."""
     from eqcheck.explanation.handbook import about
 
     chapter, width = about(kind.fingerprint), max(width, 30)
-    lines = [filled(f"{kind.fingerprint}: {kind.meaning}", width, 2), "", "Example"]
-    lines += [filled(f"  {chapter.example}", width, 2), "", "Usual root causes"]
+    lines = [filled(f"{kind.fingerprint}: {kind.meaning}", width, 2), "", "What happens"]
+    lines += [filled(f"  {chapter.what}", width, 2)]
+    if chapter.sample:
+        lines += ["", *(f"    {line}" for line in chapter.sample.splitlines())]
+    lines += ["", "Usual causes"]
     for cause in chapter.causes:
         lines += [filled(f"  - {cause.what}", width, 4), *(f"    {url}" for url in cause.urls)]
+    lines += ["", "How to tell", filled(f"  {chapter.signs}", width, 2)]
     return "\n".join([*lines, "", "How to fix it", filled(f"  {chapter.fix}", width, 2)])

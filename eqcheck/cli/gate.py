@@ -1,4 +1,4 @@
-"""``eqcheck gate``: two servers of one model; one speculates, the other is the referee."""
+"""``eqcheck gate``: compare a server that speculates with a plain server of the same model."""
 
 from __future__ import annotations
 
@@ -26,66 +26,86 @@ def add(commands: Commands) -> None:
     """Add the command to the parser."""
     gate = commands.add_parser(
         "gate",
-        help="tell whether a server that speculates emits the tokens of a plain one",
-        description="Decode prompts on a server that speculates, and have a plain server of the same model judge each "
-        "token. Both speak OpenAI's completions. A key is read from EQCHECK_API_KEY.",
+        help="compare a server that speculates with a plain server of the same model",
+        description="Send the same prompts to a server with speculation and to one without, and fail if their outputs "
+        "differ by more than rounding explains. Both serve the OpenAI completions API. The API key is read from "
+        "EQCHECK_API_KEY.",
     )
     gate.add_argument(
         "--speculative",
         metavar="URL",
         required=True,
-        help="of the server that speculates, such as http://a:8000/v1, or the spec of a decoder, such as mine.py",
+        help="the server with speculation, such as http://a:8000/v1; or a decoder, such as mine.py",
     )
     gate.add_argument(
-        "--plain", metavar="URL", required=True, help="of a server of the same model that does not, or hf:FOLDER"
+        "--plain",
+        metavar="URL",
+        required=True,
+        help="a server of the same model without speculation; for a decoder hf:FOLDER, the folder of the model",
     )
     gate.add_argument(
         "--draft",
         metavar="URL",
-        help="of a server of the draft model, so that wrong laws of sampled rows show sooner; for a decoder that is no "
-        "server the folder of the draft model",
+        help="a server of the draft model (optional; finds wrong sampling about four times sooner and names more "
+        "causes); for a decoder the folder of the draft model (required)",
     )
     gate.add_argument(
-        "--prompts", metavar="FILE", type=Path, help='a prompt a line, or JSON lines with "prompt": text or ids'
+        "--prompts",
+        metavar="FILE",
+        type=Path,
+        help='one prompt per line, or JSON lines {"prompt": text or token ids}; default: drawn prompts',
     )
     gate.add_argument(
         "--requests",
         metavar="N",
         type=positive,
         default=256,
-        help="twice as many at most, where these leave a doubt (default 256)",
-    )
-    gate.add_argument("--max-tokens", metavar="N", type=positive, default=64, help="of a row, at most (default 64)")
-    gate.add_argument(
-        "--concurrency", metavar="N,N", default="1,4,16", help="requests at once, in turn (default 1,4,16)"
+        help="number of requests; doubled while the evidence is in doubt (default 256)",
     )
     gate.add_argument(
-        "--temperature", metavar="T", type=float, default=0.0, help="of three rows in four, at most 2 (default 0)"
+        "--max-tokens",
+        metavar="N",
+        type=positive,
+        default=64,
+        help="largest max_tokens of a request; each draws N/2 to N (default 64)",
     )
-    gate.add_argument("--seed", metavar="N", type=int, default=0, help="of drawn prompts and limits")
     gate.add_argument(
-        "--budget", metavar="TIME", type=seconds, help="begin no more requests after this time, such as 60s or 10m"
+        "--concurrency",
+        metavar="N,N",
+        default="1,4,16",
+        help="numbers of concurrent requests, used in turn (default 1,4,16)",
+    )
+    gate.add_argument(
+        "--temperature",
+        metavar="T",
+        type=float,
+        default=0.0,
+        help="sample three of four requests at this temperature, 0 to 2 (default 0: all greedy)",
+    )
+    gate.add_argument("--seed", metavar="N", type=int, default=0, help="seed of prompts, limits and sampling")
+    gate.add_argument(
+        "--budget", metavar="TIME", type=seconds, help="start no more requests after this time, such as 60s or 10m"
     )
     gate.add_argument(
         "--out",
         metavar="DIR",
         type=Path,
-        help="write gate.json, gate.html and a script that shows a wrong row there; a gate of servers that was "
-        "broken off, or asked too few requests, goes on",
+        help="write gate.json, gate.html and a script that reproduces a violation; rerun with the same DIR to continue "
+        "an interrupted gate",
     )
-    gate.add_argument("--baseline", metavar="FILE", type=Path, help="a gate.json of an earlier gate to compare with")
+    gate.add_argument("--baseline", metavar="FILE", type=Path, help="compare with the gate.json of an earlier gate")
     gate.add_argument("--redact", action="store_true", help="leave prompts out of the report")
-    gate.add_argument("--junit", metavar="FILE", type=Path, help="write JUnit's XML for a CI server there")
+    gate.add_argument("--junit", metavar="FILE", type=Path, help="write the verdict as JUnit XML")
     gate.add_argument("--json", action="store_true", help="print the report as JSON")
     gate.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run a gate; returns the exit code."""
+    """Run a gate and return the exit code."""
     from eqcheck.gate.prompts import drawn, read
     from eqcheck.gate.report import built, checks_of, earlier, page_of
     from eqcheck.gate.run import Gate, Settings
-    from eqcheck.gate.sentences import compared, text_of
+    from eqcheck.gate.sentences import beside, progress, text_of
 
     settings = Settings(
         options.requests,
@@ -99,15 +119,19 @@ def run(options: argparse.Namespace) -> int:
     before = earlier(options.baseline) if options.baseline else None
     named = [url.rstrip("/") for url in (options.speculative, options.plain, options.draft or "")]
     if twice := next((url for url in named if url.startswith("http") and named.count(url) > 1), None):
-        raise UsageError(f"--speculative, --plain, --draft: expected several servers, got {printable(twice)} twice")
+        raise UsageError(f"--speculative, --plain, --draft: expected different servers, got {printable(twice)} twice")
     if options.out is not None:
         writable(options.out, "")
     junit_writable(options.junit)
     servers, began = _sides(options), time.monotonic()
     speculative, plain, draft = servers
     if draft is None and options.draft:
-        print("gate: the draft model is not asked: it has other ids, or does not load alone", file=sys.stderr)
-    gate = Gate(speculative, plain, prompts, settings, draft, tell=lambda text: print(f"gate: {text}", file=sys.stderr))
+        print("gate: only the decoder uses --draft: it has another vocabulary or does not load alone", file=sys.stderr)
+
+    def tell(gate: Gate) -> None:
+        print(f"gate: {progress(gate)}", file=sys.stderr)
+
+    gate = Gate(speculative, plain, prompts, settings, draft, tell)
     stored = _stored(options, servers)
     try:
         gate.run()
@@ -125,7 +149,7 @@ def run(options: argparse.Namespace) -> int:
             "speculative": [row.gap for row in gate.rows if not row.asked.temperature],
         }
         _write(options.out / "gate.json", json.dumps(report, indent=1) + "\n")
-        _write(options.out / "gate.html", page_of(report, gaps))
+        _write(options.out / "gate.html", page_of(report, gaps, str(options.out)))
         for violation in report["violations"]:
             if shown := violation.get("smallest", violation).get("script"):
                 _write(options.out / f"{violation['kind']}.py", shown)
@@ -136,13 +160,13 @@ def run(options: argparse.Namespace) -> int:
     say(
         json.dumps(report)
         if options.json
-        else printable(text_of(report) + (compared(report, before) if before else ""))
+        else printable(text_of(report, printable(str(options.out or ""))) + (beside(report, before) if before else ""))
     )
     return _CODES[report["verdict"]]
 
 
 def _sides(options: argparse.Namespace) -> list[Any]:
-    """The side that speculates, the plain one, and the draft or None: servers, or all of them in this process."""
+    """Return the speculative side, the plain one, and the draft or None: servers, or all of them in this process."""
     from eqcheck.gate.servers import Server
 
     if not options.plain.startswith("hf:"):
@@ -152,13 +176,13 @@ def _sides(options: argparse.Namespace) -> list[Any]:
     from eqcheck.gate.process import sides
 
     if options.draft is None:
-        raise UsageError("--draft: expected the folder of a draft model for the decoder")
+        raise UsageError("--draft: expected the folder of the draft model (a decoder gets both models)")
     folders = (Path(folder.removeprefix("hf:")) for folder in (options.plain, options.draft))
     return sides(load(options.speculative), *folders)
 
 
 def _stored(options: argparse.Namespace, servers: list[Any]) -> StoredAnswers | None:
-    """The answers of a gate that is to go on. They hold prompts, so there are none with --redact."""
+    """Return the stored answers of a gate that may continue. They hold prompts, so there are none with --redact."""
     if options.out is None or options.redact or options.plain.startswith("hf:"):
         return None
     from eqcheck.gate.stored import StoredAnswers
@@ -166,18 +190,18 @@ def _stored(options: argparse.Namespace, servers: list[Any]) -> StoredAnswers | 
     stored = StoredAnswers(options.out)
     if stored.count:
         known = f"{stored.count} answers of an earlier gate in {printable(str(stored.path))}"
-        print(f"gate: goes on from {known}; remove the file if a server was changed", file=sys.stderr)
+        print(f"gate: continues from {known}; remove the file if a server has changed", file=sys.stderr)
     for server in filter(None, servers):
         server.stored = stored
     return stored
 
 
 def _keep(stored: StoredAnswers, *, more: bool) -> None:
-    """Keep the answers if a gate with more requests may go on from them."""
+    """Keep the answers if a gate with more requests can continue from them."""
     if not more:
         stored.finish()
     else:
-        print(f"gate: a gate with more requests goes on from {printable(str(stored.path))}", file=sys.stderr)
+        print(f"gate: a gate with more --requests continues from {printable(str(stored.path))}", file=sys.stderr)
 
 
 def _write(path: Path, text: str) -> None:

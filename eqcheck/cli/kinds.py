@@ -1,4 +1,4 @@
-"""``eqcheck kinds``: every kind of fault, and what it means."""
+"""``eqcheck kinds``: list the kinds of fault, each with its meaning."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 def add(commands: Commands) -> None:
     """Add the command to the parser."""
     kinds = commands.add_parser(
-        "kinds", help="list the kinds of fault, and what each means", epilog="`eqcheck explain KIND` says more of one"
+        "kinds",
+        help="list the kinds of fault",
+        description="List the kinds of fault, each with its meaning.",
+        epilog="`eqcheck explain KIND` explains one",
     )
     kinds.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    say(table([[kind.fingerprint, kind.meaning] for kind in KINDS.values()], ["kind", "what was seen"], columns()))
+    say(table([[kind.fingerprint, kind.meaning] for kind in KINDS.values()], ["kind", "meaning"], columns()))
     return EQUIVALENT

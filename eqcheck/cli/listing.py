@@ -1,4 +1,4 @@
-"""``eqcheck list``: the decoders that can be named."""
+"""``eqcheck list``: list the installed decoders."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 def add(commands: Commands) -> None:
     """Add the command to the parser."""
-    known = commands.add_parser("list", help="list the decoders that can be named")
+    known = commands.add_parser(
+        "list", help="list the installed decoders", description="List the installed decoders and what they declare."
+    )
     known.set_defaults(run=run)
 
 
@@ -42,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     heads = ["decoder", "families", "padding", "known violations", "dtype", "checkpoints", "origin"]
     text = table(rows, heads, WHOLE)
     if max(map(len, text.split("\n"))) > (width := columns()):
-        more = "in which dtype and on which checkpoints engines are audited, and where each comes from"
+        more = "the dtype and checkpoints of each engine, and where each decoder comes from"
         rows, heads = [row[:4] for row in rows], heads[:4]
         text = table(rows, heads, width)
         if text.count("\n") > len(rows) + 1:  # a line each, so that all decoders are on a screen
@@ -51,14 +53,14 @@ def run(options: argparse.Namespace) -> int:
             short = [[*row[:2], sides.get(row[2], row[2]), _short(known.get(row[0], []))] for row in rows]
             served = [row[0] for row in rows if row[0].rpartition("_")[2] in DTYPES]
             text = table([row for row in short if row[0] not in served], heads, width)
-            text += "\n\n" + wrapped(f"In the dtype that is served: {', '.join(served)}", width) if served else ""
-        text += "\n\n" + wrapped(f"In a pipe (`eqcheck list | cat`) the list also says {more}.", width)
+            text += "\n\n" + wrapped(f"The same engines in other dtypes: {', '.join(served)}", width) if served else ""
+        text += "\n\n" + wrapped(f"`eqcheck list | cat` also shows {more}.", width)
     say(printable(text))
     return EQUIVALENT
 
 
 def _short(known: Sequence[str]) -> str:
-    """The first of several known violations, and how many more there are.
+    """Name the first of several known violations, and how many more there are.
 
     >>> _short(["mask/window", "cache/wrong-row", "cache/torn-entry"]), _short([])
     ('mask/window +2', '-')

@@ -1,4 +1,4 @@
-"""Where an audit's results go beside its report: JUnit, events, GitHub's log and summary page."""
+"""Write an audit's results for machines: JUnit, events, GitHub's log and step summary."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from eqcheck.report.schema import Report
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add the options to the parser of a command."""
-    parser.add_argument("--junit", type=Path, metavar="FILE", help="write the results as JUnit's XML, for a CI server")
+def add(parser: argparse._ActionsContainer) -> None:
+    """Add the options to a parser or a group of one."""
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write JUnit XML for a CI server")
     parser.add_argument(
         "--ndjson",
         type=Path,
         metavar="FILE",
-        help="write events as they happen, a JSON object a line; '-' is standard output, which has nothing else then",
+        help="write each event as a line of JSON as it happens; '-' is standard output, and nothing else goes there",
     )
     parser.add_argument(
         "--observability",
         type=Path,
         metavar="FILE",
-        help="write each case as a JSON object a line, in the format of Hypothesis' observability",
+        help="write each case as a line of JSON in Hypothesis' observability format",
     )
 
 
@@ -67,7 +67,7 @@ def events(plan: Plan, listen: Listener) -> Iterator[Listener]:
 
 @contextlib.contextmanager
 def _stream(option: str, path: Path) -> Iterator[TextIO]:
-    """Where events are written: a file, or standard output, which nothing else is written to meanwhile."""
+    """Return where events are written: a file, or standard output, which nothing else is written to meanwhile."""
     try:
         stream = os.fdopen(os.dup(1), "w", encoding="utf-8") if str(path) == "-" else path.open("w", encoding="utf-8")
     except OSError as error:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eqcheck.cli.common import EPILOG, say
+from eqcheck.cli.common import examples, say
 from eqcheck.contract.errors import EQUIVALENT, USAGE, VIOLATION, UsageError
 from eqcheck.contract.escaping import printable
 
@@ -25,20 +25,27 @@ def add(commands: Commands) -> None:
     report = commands.add_parser(
         "report",
         help="show a stored report, or compare two audits",
-        description="With one folder: print its reports, and open their page where there is a display. With two: "
-        "compare the audits; exit code 1 where a violation is new.",
-        epilog=EPILOG,
+        description="With one folder, print its reports and open the HTML page if there is a display. With two, "
+        "compare the audits; exit code 1 if a violation is new.",
+        epilog=examples(
+            "eqcheck report reports/bsp",
+            "eqcheck report reports --serve",
+            "eqcheck report reports.before reports",
+            codes=True,
+        ),
     )
-    report.add_argument("folder", type=Path, metavar="DIR", help="a decoder's folder, or the --out folder of an audit")
-    report.add_argument("later", type=Path, nargs="?", metavar="DIR2", help="the folder of a later audit")
-    report.add_argument("--html", type=Path, metavar="FILE", help="write the page to this file, and open nothing")
+    report.add_argument(
+        "folder", type=Path, metavar="DIR", help="the --out folder of an audit, or one decoder's folder in it"
+    )
+    report.add_argument("later", type=Path, nargs="?", metavar="DIR2", help="the same of a later audit, to compare")
+    report.add_argument("--html", type=Path, metavar="FILE", help="write the page here, and do not open it")
     report.add_argument(
         "--serve",
         type=_port,
         nargs="?",
         const=_PORT,
         metavar="PORT",
-        help=f"serve the page on this machine alone, until Ctrl-C ({_PORT})",
+        help=f"serve the page on localhost until Ctrl-C (default port {_PORT})",
     )
     report.set_defaults(run=run)
 
@@ -89,10 +96,14 @@ def _pairs(before: Sequence[Report], now: Sequence[Report]) -> list[tuple[Report
     pairs = [(names[report.decoder.name], report) for report in now if report.decoder.name in names]
     if not pairs:
         first, second = (", ".join(sorted(report.decoder.name for report in side)) for side in (before, now))
-        raise UsageError(f"no decoder is in both: {first} in the first folder, {second} in the second")
+        raise UsageError(
+            f"expected a decoder that is in both folders, got {first} in the first and {second} in the second"
+        )
     alone = {report.decoder.name for report in (*before, *now)} - {now.decoder.name for _, now in pairs}
     if alone:
-        print(printable(f"eqcheck: in one of the two only: {', '.join(sorted(alone))}"), file=sys.stderr)
+        print(
+            printable(f"eqcheck: only in one of the folders, not compared: {', '.join(sorted(alone))}"), file=sys.stderr
+        )
     return pairs
 
 
@@ -124,7 +135,7 @@ def _reports(folder: Path) -> tuple[dict[Path, Report], int]:
 
 
 def _display() -> bool:
-    """Whether a browser can be opened for whoever reads the output."""
+    """Return whether a browser can be opened for whoever reads the output."""
     shown = sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
     return sys.stdout.isatty() and shown
 

@@ -1,4 +1,4 @@
-"""``eqcheck selfcheck``: is the checker itself right?"""
+"""``eqcheck selfcheck``: test the checker itself with planted faults and correct decoders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from eqcheck.cli.arguments import positive
-from eqcheck.cli.common import EPILOG, broken, import_models
+from eqcheck.cli.common import broken, examples, import_models
 from eqcheck.contract.errors import EQUIVALENT
 
 if TYPE_CHECKING:
@@ -22,11 +22,21 @@ SEED = "EQCHECK_CATALOGUE_SEED"
 
 def add(commands: Commands) -> None:
     """Add the command to the parser."""
-    check = commands.add_parser("selfcheck", help="run the planted faults and the known-good decoders", epilog=EPILOG)
-    check.add_argument("--cases", type=positive, default=100, metavar="N", help="cases per known-good decoder (100)")
-    check.add_argument("--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes (all cores)")
+    check = commands.add_parser(
+        "selfcheck",
+        help="test the checker itself with planted faults and correct decoders",
+        description="Test the checker itself: every planted fault must be caught and named, and no correct decoder "
+        "may be accused.",
+        epilog=examples("eqcheck selfcheck --jobs 4", "eqcheck selfcheck --seed 0 --json", codes=True),
+    )
     check.add_argument(
-        "--seed", type=int, metavar="N", help="draws amounts in planted faults, anew in each run; 0: the usual ones"
+        "--cases", type=positive, default=100, metavar="N", help="cases per correct decoder (default 100)"
+    )
+    check.add_argument(
+        "--jobs", type=positive, default=os.cpu_count() or 1, metavar="N", help="processes (default: all cores)"
+    )
+    check.add_argument(
+        "--seed", type=int, metavar="N", help="seed of the faults' amounts (default: random; 0: fixed amounts)"
     )
     check.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     check.set_defaults(run=run)
@@ -37,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     os.environ[SEED] = str(seed or "")  # for the processes as well; the catalogue reads it when it is imported
     import_models()
     try:
-        from eqcheck.report.terminal import progress
+        from eqcheck.report.progress import progress
         from eqcheck.selfcheck.faults import selfcheck
 
         with progress(quiet=options.json) as listen:
@@ -60,7 +70,7 @@ def _rare_table(check: SelfCheck) -> list[str]:
 
 
 def _table(check: SelfCheck) -> str:
-    """Per fault when it was caught and whether it was named as declared; the known-good decoders; the scores."""
+    """Format the results: per fault when it was caught and how it was named; the correct decoders; the scores."""
     from tabulate import tabulate
 
     from eqcheck.selfcheck.memory import table as memory_table

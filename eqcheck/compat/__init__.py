@@ -1,12 +1,12 @@
-"""Bridges for code that was written for transformers 4, for text, for pages or for CUDA: it is audited as it is.
+"""Run code written for transformers 4, for text, for paged caches or for CUDA, so that it is audited as it is.
 
     legacy_cache   caches as in transformers 4: tuples, `key_cache`, `from_legacy_cache`, `crop` to a length, ...
     IdTokenizer    a tokenizer whose texts are token ids
     Paged          pages of K and V, written and read by an engine's page tables; `page_tables`, `kv_sizes`
     no_cuda        CUDA calls that do nothing
 
-The first and the last are context managers: what they change is put back at the end of the block. An adapter opens
-them around the imports and the calls of the code that it bridges; docs/bridge.md shows how.
+The first and the last are context managers that undo their changes at the end of the block. Open them around the
+imports and the calls of that code; docs/bridge.md shows how.
 """
 
 from eqcheck.compat.cuda import no_cuda

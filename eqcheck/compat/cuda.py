@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 @contextmanager
 def no_cuda() -> Iterator[None]:
-    """Inside the block CUDA means the CPU: ``.cuda()``, ``device="cuda"``, streams and events do nothing.
+    """Replace CUDA by the CPU inside the block: ``.cuda()``, ``device="cuda"``, streams and events do nothing.
 
         >>> import torch
         >>> with no_cuda():

@@ -13,7 +13,7 @@ Pools = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Paged:
-    """The pages of all rows as the cache of one call: `update` appends what is new, and returns what the rows read.
+    """Present the pages of all rows as the cache of one call: `update` appends K and V, and returns what rows read.
 
     ``pools`` has K and V of each layer, ``[pages, page_size, heads, width]`` each. Where they are in one tensor, hand
     over views: ``(kv[0], kv[1])`` of ``[2, pages, ...]``, ``(kv[:, 0], kv[:, 1])`` of ``[pages, 2, ...]``.
@@ -53,13 +53,13 @@ class Paged:
         self._starts = starts.long()
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """The tokens of the longest row before the call."""
+        """Return the cached tokens of the longest row before the call."""
         return int((self.lengths - self._starts.diff()).max())
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Append ``[rows, heads, block, width]`` of each; all that the rows read, ``[rows, heads, slots, width]``.
+        """Append K and V ``[rows, heads, block, width]``; return what the rows read, ``[rows, heads, slots, width]``.
 
         Packed, there is one row of all tokens, and what the rows read stands one after the other.
         """
@@ -78,7 +78,7 @@ class Paged:
 
     @property
     def mask(self) -> torch.Tensor:
-        """The slots that each query sees, ``[rows, 1, block, slots]``: of its row those up to its own token.
+        """Return the attention mask, ``[rows, 1, block, slots]``: each query attends to its row up to its own token.
 
         So the kernels mask: the last query of a row sees ``lengths`` slots, the one before it one less.
         """
@@ -94,7 +94,7 @@ class Paged:
 
 
 def page_tables(indptr: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """Tables ``[rows, pages]`` of flashinfer's page indices, those of all rows in one vector; -1 behind the last.
+    """Convert flashinfer's page indices, one vector for all rows, to tables ``[rows, pages]``; -1 after the last.
 
     >>> page_tables(torch.tensor([0, 2, 3]), torch.tensor([4, 0, 7])).tolist()
     [[4, 0], [7, -1]]
@@ -104,7 +104,7 @@ def page_tables(indptr: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
 
 
 def kv_sizes(model: Any) -> tuple[int, int, int]:
-    """How many layers a model has, and of each how many heads K and V have and how wide they are.
+    """Return the number of layers of a model, and for each the heads and width of K and V.
 
     They are read from its configuration as engines read it: where no number of heads for K and V is named, there are as
     many as for queries, or one in models of multi-query attention.

@@ -9,7 +9,7 @@ from eqcheck.contract.errors import Unsupported, UsageError
 
 
 class IdTokenizer:
-    """A tokenizer whose texts are token ids: ``"12 7 99"`` stands for ``[12, 7, 99]``, and nothing is lost either way.
+    """Translate between tokens and texts of token ids without loss: ``"12 7 99"`` is ``[12, 7, 99]``.
 
         >>> tokenizer = IdTokenizer(128, pad_token_id=0, eos_token_ids=(5,))
         >>> tokenizer.encode("12 7 99"), tokenizer.decode([12, 7, 99])
@@ -132,11 +132,11 @@ class IdTokenizer:
         return BatchEncoding(data, tensor_type=return_tensors)
 
     def encode(self, text: str, **options: Any) -> Any:
-        """The ids of a text, ``list[int]``; with ``return_tensors`` a tensor ``[1, length]``."""
+        """Return the token ids of a text, ``list[int]``; with ``return_tensors`` a tensor ``[1, length]``."""
         return self(text, **options)["input_ids"]
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **without_effect: Any) -> str:
-        """The text of ids (a list, a tensor, or one id); each of them is in it."""
+        """Return the text of token ids (a list, a tensor, or one id); no token is skipped."""
         return " ".join(map(str, _ints(token_ids)))
 
     def batch_decode(self, sequences: Any, skip_special_tokens: bool = False, **without_effect: Any) -> list[str]:

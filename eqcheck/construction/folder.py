@@ -1,4 +1,4 @@
-"""Built checkpoints by name, and as ordinary folders of Hugging Face: the same bytes on every machine."""
+"""Make built checkpoints by name, and write them as Hugging Face folders: the same bytes on every machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ END = VOCABULARY - 1  # the special token of the tokenizer, which some engines a
 
 @dataclass(frozen=True)
 class Built:
-    """A built checkpoint. ``agreement`` is the share of contexts in which it answers as its target: 1 for a target.
+    """Hold a built checkpoint; ``agreement`` is the share of contexts in which it agrees with its target.
 
     >>> checkpoint = built("full")
     >>> checkpoint.next([1, 2, 3]) == checkpoint.draft(agreement=1.0).next([1, 2, 3])
@@ -36,21 +36,21 @@ class Built:
 
     @cached_property
     def function(self) -> Function:
-        """The function that it computes."""
+        """Return the function that its weights compute."""
         from eqcheck.construction.layouts import LAYOUTS, flagged
 
         made = LAYOUTS[self.name]
         return Function(made.layers(), flagged(self.agreement), made.rotation)
 
     def next(self, ids: Sequence[int]) -> int:
-        """The token that follows these ids: greedy, and exact in every dtype that the documentation names."""
+        """Return the greedy next token after these tokens; it is exact in every supported dtype."""
         return self.function.next(ids)
 
     def law(self, ids: Sequence[int]) -> list[float]:
-        """The probability of each token to follow these ids, at temperature 1.
+        """Return the probability of each next token at temperature 1, one float per token of the vocabulary.
 
-        Each bit of the code that names it is wrong with a probability of its own, whatever the other bits are: 27 to
-        13 %. The special ids share 3 %.
+        Each bit of the code of the next token flips independently, with a probability of 27 to 13 %. The special tokens
+        share 3 %.
 
         >>> checkpoint = built("full")
         >>> round(max(checkpoint.law([1, 2, 3])), 3), round(sum(checkpoint.law([1, 2, 3])), 9)
@@ -66,14 +66,14 @@ class Built:
         return [weight / sum(weights) for weight in weights]
 
     def draft(self, agreement: float = 0.6) -> Built:
-        """A draft of the same architecture that errs after some ids, in ``1 - agreement`` of contexts.
+        """Return a draft of the same architecture that is wrong in ``1 - agreement`` of contexts.
 
-        Raises `UsageError` for an agreement outside of 0 to 1.
+        Raises `UsageError` for an agreement outside 0 to 1.
         """
         return Built(self.name, agreement)
 
     def files(self, dtype: str = "float32") -> dict[str, bytes]:
-        """By name, the files of its folder, with weights in ``dtype``, one of `DTYPES`; `UsageError` for another."""
+        """Return the files of its folder by name, with weights in ``dtype``; raise `UsageError` for another dtype."""
         if dtype not in DTYPES:
             raise UsageError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
         from eqcheck.construction.layouts import LAYOUTS
@@ -88,9 +88,9 @@ class Built:
         }
 
     def save(self, folder: str | os.PathLike[str], dtype: str = "float32") -> None:
-        """Write ``config.json``, ``model.safetensors`` and a tokenizer whose texts are ids: ``[17]``.
+        """Write ``config.json``, ``model.safetensors`` and a tokenizer whose texts are token ids, such as ``[17]``.
 
-        Raises `UsageError` for a dtype that is not among `DTYPES`, or a folder that holds something else.
+        Raises `UsageError` for a dtype other than `DTYPES`, or for a folder that holds something else.
         """
         files, path = self.files(dtype), Path(folder)
         strange = [file.name for file in path.iterdir() if file.name not in files] if path.is_dir() else []
@@ -104,7 +104,7 @@ class Built:
 
 @lru_cache(maxsize=16)
 def built(name: str) -> Built:
-    """The built checkpoint of this name, one of `NAMES`. Raises `UsageError` for another.
+    """Return the built checkpoint of this name (`eqcheck checkpoint list`); raise `UsageError` for an unknown name.
 
     >>> built("full").name
     'full'

@@ -51,7 +51,7 @@ class Head:
 
     @cached_property
     def table(self) -> tuple[int, ...]:
-        """By code, the shuffled code."""
+        """Return the shuffled code by code."""
         return tuple(
             sum(((code >> self.order[b] & 1) ^ self.flips[b]) << b for b in range(BITS)) for code in range(CODES)
         )
@@ -78,7 +78,7 @@ class DeltaRule:
 
     @cached_property
     def table(self) -> tuple[int, ...]:
-        """By code, the shuffled code."""
+        """Return the shuffled code by code."""
         return Head((), 0, self.order, self.flips).table
 
     def joined(self, kept: dict[int, int], codes: Sequence[int]) -> int:
@@ -101,7 +101,7 @@ class DeltaRule:
 
 @cache
 def _patterns(bits: tuple[int, ...]) -> tuple[int, ...]:
-    """By code, the number that some of its bits make."""
+    """Return by code the number that some of its bits make."""
     return tuple(sum((code >> bit & 1) << place for place, bit in enumerate(bits)) for code in range(CODES))
 
 
@@ -138,12 +138,12 @@ class Function:
         return 1 + sum(max(d for head in layer for d, _ in head.reads) for layer in self.layers)
 
     def joined(self, layer: int) -> int:
-        """How many codes the layer joins in."""
+        """Return how many codes the layer joins in."""
         return len(self.layers[layer]) + len(self.rules[layer])
 
     @property
     def recurrent(self) -> bool:
-        """Whether a layer has a state in place of slots: none of its heads sees the query's own place."""
+        """Return whether a layer has a state in place of slots: none of its heads sees the query's own place."""
         return any(kind != ATTENTION for kind, _ in self.parts)
 
     @property
@@ -174,7 +174,7 @@ class Function:
         return list(map(self.reader(), ids))
 
     def emitted(self, ids: Sequence[int], count: int) -> list[int]:
-        """So many tokens as they follow the ids, each chosen after those before it."""
+        """Return the next ``count`` tokens, each chosen after those before it."""
         read = self.reader()
         *_, token = map(read, ids)
         tokens = [token]

@@ -72,7 +72,7 @@ def _behind(written: range) -> weights.Array:
 
 
 def _queries(q: weights.Array) -> float:
-    """By how much the norm of queries multiplies: all have the length of the longest, which keeps its own."""
+    """Return the factor of the queries' norm: all get the length of the longest, which keeps its own."""
     vectors = q.reshape(-1, HEAD_DIM, weights.HIDDEN).sum(-1)  # both constants are 1 behind the norm
     longest = float(np.linalg.norm(vectors, axis=-1).max())
     return float(math.ceil(longest * weights.KEY / KEYS / math.sqrt(2) / math.sqrt(HEAD_DIM)))

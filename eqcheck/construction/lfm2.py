@@ -58,7 +58,7 @@ def lfm2(function: Function) -> tuple[dict[str, Any], dict[str, weights.Array]]:
 
 
 def convolves(heads: Sequence[Head]) -> bool:
-    """Whether these heads are the taps of a convolution: none of them reads its own place."""
+    """Return whether these heads are the taps of a convolution: none of them reads its own place."""
     return not any((0, 0) in head.reads for head in heads)
 
 

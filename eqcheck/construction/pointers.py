@@ -75,8 +75,9 @@ KEYED = (
 )  # fmt: skip
 
 WINDOW = 32  # a layer with a window sees the distances under it
-# By layer with a window. The last distance stands in the window; all but 28 do, which is too dear for fp8 keys. Others
-# stand behind it, or ahead of the query: a slot there is read if it is seen, and it never is in a right context.
+# Distances by layer with a window. The last distance stands in the window; all but 28 do, which is too dear for fp8
+# keys. Others stand behind it, or ahead of the query: a slot there is read if it is seen, and it never is in a right
+# context.
 NEAR = (
     (
         (32, 31), (58, 1), (2, 1), (-1, -2, 36, 4), (33, 8), (-1, 43, 11),
@@ -93,7 +94,7 @@ FAR, FAR_KEYED = (33, 36, 40, 41, 46, 49, 55, 60, 81, 126, 194, 258), ((38, 44),
 
 @dataclass(frozen=True)
 class Rotation:
-    """How keys turn with their positions: the frequency of each pair, and the file of the amplitudes.
+    """Describe how keys turn with their positions: the frequency of each pair, and the file of the amplitudes.
 
     ``adds`` says that the bit of a key is added: its amplitude stands behind the cosines.
     """
@@ -118,6 +119,6 @@ COMPRESSED = Rotation("compressed.json", rotary(COMPRESSED_BASE), True)
 
 @cache
 def amplitudes(rotation: Rotation = ROTARY) -> dict[Reads, tuple[list[float], list[float]]]:
-    """By reads, the amplitudes of cosine and sine at each of the frequencies."""
+    """Return by reads the amplitudes of cosine and sine at each of the frequencies."""
     rows = json.loads((files("eqcheck.construction") / rotation.file).read_text())
     return {tuple(map(tuple, row["reads"])): (row["cosines"], row["sines"]) for row in rows}

@@ -32,7 +32,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Residual:
-    """Where things are in the residual stream, and its size at each norm.
+    """Describe where things are in the residual stream, and its size at each norm.
 
     ``big`` and ``one`` are constants; ``flag`` is 1 after an id that makes a draft err; ``code(l)`` and ``sums(l)`` are
     the code before layer l, and the sums of what its heads read.
@@ -93,7 +93,7 @@ def matching(bits: Sequence[int], pattern: int, size: float, at: Residual, layer
 
 
 def turns(layer: int, group: int) -> Array:
-    """By rotary pair, the quarter turns of a key head's keys: so no key head can stand in for another."""
+    """Return by rotary pair the quarter turns of a key head's keys, so that no key head can replace another."""
     from eqcheck.construction.function import shuffled
 
     return np.array(shuffled(HEAD_DIM // 2, "turns", layer, group)) % 4

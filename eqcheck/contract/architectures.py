@@ -63,7 +63,7 @@ BUILT = {
 }
 TARGETS = {**ARCHITECTURES, **BUILT}
 
-# Why others that transformers has are not read.
+# Architectures of transformers that are not read, and why.
 UNREAD = dict.fromkeys(
     ("hybrid", "delta", "mamba", "rwkv", "falcon_mamba", "jamba", "qwen3_next", "lfm2"),
     "its layers, or some of them, have states that the tap does not read; of recurrent models it reads mamba2",
@@ -74,7 +74,7 @@ _OWN_BASES = re.compile(r"rotary|learned|mask-order|window:\d{1,6}")
 
 
 def is_class(name: str) -> bool:
-    """Whether a target is ``package.module:Class``, code of the user's.
+    """Return whether a target is ``package.module:Class``, code of the user's.
 
     >>> is_class("mine.models:Mine"), is_class("./checkpoint"), is_class("llama")
     (True, False, False)
@@ -83,7 +83,7 @@ def is_class(name: str) -> bool:
 
 
 def is_folder(name: str) -> bool:
-    """Whether a target is a folder with a checkpoint: a path with a slash in it.
+    """Return whether a target is a folder with a checkpoint: a path with a slash in it.
 
     >>> is_folder("./checkpoint"), is_folder("llama")
     (True, False)
@@ -92,7 +92,7 @@ def is_folder(name: str) -> bool:
 
 
 def is_own(name: str) -> bool:
-    """Whether a target is a class or a folder of the user's, and no architecture known by name."""
+    """Return whether a target is a class or a folder of the user's, and no architecture known by name."""
     return is_class(name) or is_folder(name)
 
 

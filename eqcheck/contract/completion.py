@@ -1,4 +1,4 @@
-"""A row as a decoder may return it in place of its tokens: with how it ended, and what was counted."""
+"""Define what a decoder may return for a row: tokens with finish reason, counts and log-probabilities."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ REASONS = ("stop", "length")
 
 @dataclass(frozen=True)
 class Completion:
-    """The new tokens of a row and what is returned beside them; None says nothing, and is not judged.
+    """Hold the new tokens of a row with what else is returned for it; fields that are None are not judged.
 
-    ``finish_reason`` is ``"stop"`` where an EOS or a stop sequence ended the row, and ``"length"`` at its limit.
-    ``stop`` is the stop sequence that ended it, and None for an EOS. ``usage`` counts ``prompt_tokens`` and
-    ``completion_tokens``. ``logprobs`` are the logarithms of the target's own probabilities of the
-    tokens, before temperature, cuts and penalties, ``prompt_logprobs`` those of the prompt's tokens; the first of
-    these is None, for nothing stands before it. ``beside`` is whatever else the engine returns with the row, by name,
-    and ``alone`` the same of the engine without drafts, with its ``tokens``. Where options may make ties, ``alone`` has
-    ``margins``: by how much each token is preferred to the second.
+    - ``finish_reason``: ``"stop"`` if an EOS or a stop sequence ended the row, ``"length"`` at its limit;
+    - ``stop``: the stop sequence that ended it, None for an EOS;
+    - ``usage``: counts of ``prompt_tokens`` and ``completion_tokens``;
+    - ``logprobs``: natural logarithms of the target's probabilities of the tokens, before temperature, cuts and
+      penalties; ``prompt_logprobs``: those of the prompt tokens, where the first is None;
+    - ``beside``: anything else the engine returns with the row, by name; ``alone``: the same from the engine without
+      speculation, with its ``tokens``, and with ``margins`` if options can make ties: how far each token's score lies
+      above the second.
 
     >>> Completion([5, 7], finish_reason="stop", stop=(7,)).stop
     (7,)
@@ -38,7 +39,7 @@ class Completion:
 
 
 def apart(outputs: Any) -> tuple[list[Any], list[dict[str, Any] | None]]:
-    """Rows as tokens, and of each that came as a completion its other fields that say something; None for a list.
+    """Split outputs into token lists, and the other fields of each row that is a `Completion` (None for a list).
 
     >>> apart([[1], Completion([2], "length")])
     ([[1], [2]], [None, {'finish_reason': 'length'}])
@@ -56,7 +57,7 @@ Answer = tuple[Sequence[int], Mapping[str, Any]]
 
 
 def with_and_without(told: Sequence[Answer], plain: Sequence[Answer]) -> list[Completion]:
-    """Rows with a switch on: each its tokens and the things beside them, with drafts and without.
+    """Pair each row of an engine with the same row without speculation.
 
     >>> with_and_without([([1], {"text": "a"})], [([2], {"text": "b"})])[0].alone
     {'tokens': [2], 'text': 'b'}
@@ -66,13 +67,13 @@ def with_and_without(told: Sequence[Answer], plain: Sequence[Answer]) -> list[Co
 
 
 def told(completions: Sequence[Completion | None]) -> dict[str, bool]:
-    """Whether any completion says something that is judged, by the name of the counter."""
+    """Return whether any completion has a field that is judged, by counter name."""
     names = "finish_reason", "usage", "logprobs", "prompt_logprobs"
     return {name: any(one and getattr(one, name) for one in completions) for name in names}
 
 
 def split(outputs: Any) -> tuple[Any, tuple[Completion | None, ...]]:
-    """Rows as tokens, and the completion of each row that came as one; `OutputError` for one that cannot be meant.
+    """Split outputs into token lists and completions (None for a list); raise `OutputError` for a malformed one.
 
     >>> split([[1], Completion([2], "length")])[0]
     [[1], [2]]
@@ -106,6 +107,6 @@ def _behind_none(values: Any) -> bool:
 
 
 def _numbers(values: Any, count: int) -> bool:
-    """Whether these are so many numbers."""
+    """Return whether ``values`` are ``count`` numbers."""
     listed = isinstance(values, list | tuple) and len(values) == count
     return listed and all(isinstance(one, int | float) and not isinstance(one, bool) for one in values)

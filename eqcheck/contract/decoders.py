@@ -1,4 +1,4 @@
-"""A decoder: a function of target, draft and request, registered with `decoder`."""
+"""Define what a decoder is: a function of target, draft and request, registered with `decoder`."""
 
 from __future__ import annotations
 
@@ -24,79 +24,81 @@ from eqcheck.contract.trees import Nodes
 PaddingSide = Literal["left", "right"]
 PADDING_SIDES = ("left", "right")
 CACHE_STATES = {
-    "empty": "caches are empty at the start",
-    "pads-huge": "what the models write for pads is huge",
-    "pads-nan": "what the models write for pads is NaN",
+    "empty": "caches start empty",
+    "pads-huge": "cache entries of padding hold huge values",
+    "pads-nan": "cache entries of padding hold NaN",
     "wrapped": "prompts are longer than the attention window (family window)",
-    "chunked": "prompts are to be prefilled in chunks of `prefill_chunk` tokens",
-    "prefix": "a prefilled cache of the prompts' common beginning is handed over",
-    "preallocated": "caches with garbage behind their valid part are handed over",
+    "chunked": "prompts are prefilled in chunks of at most `prefill_chunk` tokens",
+    "prefix": "caches come with the prompts' common prefix already prefilled",
+    "preallocated": "caches come preallocated, with garbage after their valid part",
     "late-rows": "rows join while others are being decoded",
-    "tree": "the draft tokens of a round are a tree",
+    "tree": "draft tokens of a round form a tree",
 }
-POISONED = ("pads-huge", "pads-nan")  # what a `HashLM` can be told to write, and no real model
-TAKEN = ("empty", "pads-huge", "pads-nan", "wrapped")  # states that ask nothing of a decoder
+POISONED = ("pads-huge", "pads-nan")  # only a `HashLM` can write these, no real model
+TAKEN = ("empty", "pads-huge", "pads-nan", "wrapped")  # states that need no code in a decoder
 CAPABILITIES = {
-    "row-limits": "rows have limits of their own",
-    "row-eos": "rows have EOS ids of their own",
-    "min-new-tokens": "a row may not end before so many new tokens",
-    "repetition-penalty": "logits of tokens in prompt and output are divided (or, below zero, multiplied) by a number",
-    "presence-penalty": "a number is taken from the logits of tokens in the output",
-    "frequency-penalty": "a number is taken from the logits of tokens in the output, as often as they are there",
-    "logit-bias": "numbers are added to the logits of tokens",
-    "bad-words": "new tokens may not contain certain tokens, or certain sequences of them",
-    "allowed-ids": "new tokens are all from a list",
-    "no-repeat-ngram-size": "no so many tokens in a row may occur twice in prompt and output",
-    "grammar": "new tokens follow a grammar over token ids, and a row ends where that lets it end",
-    "many-rows": "up to 128 rows",
-    "arrivals": "rows are handed over while others run",
-    "token-budget": "a step of the engine computes at most so many tokens",
-    "prefix-caching": "caches of common beginnings are shared, also with earlier requests",
-    "kv-blocks": "the KV cache holds so few blocks that rows have to be preempted",
-    "ngram": "draft tokens are looked up in the row itself, and there may be none",
-    "dictated-drafts": "draft tokens are those that the request names",
-    "only-dictated-drafts": "draft tokens are always those that the request names",
+    "row-limits": "each row has its own max_new_tokens",
+    "row-eos": "each row has its own EOS ids",
+    "min-new-tokens": "min_new_tokens masks the EOS until a row has that many new tokens",
+    "repetition-penalty": "repetition_penalty scales the logits of tokens in prompt and output",
+    "presence-penalty": "presence_penalty is subtracted from the logits of tokens in the output",
+    "frequency-penalty": "frequency_penalty is subtracted once per occurrence of a token in the output",
+    "logit-bias": "logit_bias is added to the logits of given tokens",
+    "bad-words": "bad_words, tokens or sequences of tokens, never occur in the output",
+    "allowed-ids": "allowed_ids restricts the output to a list of tokens",
+    "no-repeat-ngram-size": "no_repeat_ngram_size forbids an n-gram to occur twice in prompt and output",
+    "grammar": "the output follows a grammar over token ids, and a row ends only where the grammar allows it",
+    "many-rows": "batches of up to 128 rows",
+    "arrivals": "requests arrive while others run",
+    "token-budget": "a limit on the tokens computed per engine step",
+    "prefix-caching": "cached prefixes are shared between requests, also with earlier ones",
+    "kv-blocks": "a KV cache so small that rows are preempted",
+    "ngram": "draft tokens are looked up in the row itself (prompt lookup); a round may have none",
+    "dictated-drafts": "the request can name the draft tokens",
+    "only-dictated-drafts": "the request always names the draft tokens",
     "no-drafts": "the engine never drafts",
-    "temperature": "rows are sampled, each at a temperature of its own; at 0 a row is greedy",
-    "top-k": "a sampled row is cut to its so many likeliest tokens",
-    "top-p": "a sampled row is cut to the likeliest tokens that reach a share together",
-    "min-p": "a sampled row is cut to tokens not below a share of the likeliest one",
-    "seeds": "a sampled row may have a seed",
-    "n": "a request may have several answers: rows side by side with the same prompt and options",
-    "stop-sequences": "a row ends where its new tokens end with one of its stop sequences",
-    "finish-reason": "rows are returned with why they ended",
-    "cancel": "a row may be cancelled when it has so many new tokens",
-    "logprobs": "a row that asks for it is returned with the log-probability of each new token",
-    "prompt-logprobs": "a row that asks for it is returned with the log-probability of each token of its prompt",
+    "temperature": "each row has its own temperature; 0 is greedy",
+    "top-k": "sampled rows have top_k",
+    "top-p": "sampled rows have top_p",
+    "min-p": "sampled rows have min_p",
+    "seeds": "sampled rows can have a seed",
+    "n": "a request can have several outputs: rows with the same prompt and options",
+    "stop-sequences": "a row ends as soon as its output ends with one of its stop sequences",
+    "finish-reason": "each row is returned with its finish reason",
+    "cancel": "a row can be cancelled after a number of new tokens",
+    "logprobs": "rows can be returned with the log-probability of each new token",
+    "prompt-logprobs": "rows can be returned with the log-probability of each prompt token",
 }
 DRAFTING = ("model", "ngram", "dictated", "none")
 SETTINGS = ("num_draft_tokens", "drafting", "token_budget", "kv_blocks", "prefix_caching", "switch")
-"""The fields of a request that an engine may have to be started with."""
+"""Fields of a request that an engine may have to be restarted for."""
 
 
 @dataclass
 class Request:
-    """The order for one decode: prompts, limits, and how to draft.
+    """Hold the input of one decode: prompts, limits, and how to draft.
 
-    ``prompts`` are token ids, one list per row; every row gets at most ``max_new_tokens`` new tokens and ends at
-    its first token in ``eos_token_ids``; ``num_draft_tokens`` is K. ``pad_token_id`` may be any token, also one
-    that occurs in prompts or is an EOS: nothing about a row may be read off it.
+    ``prompts`` are token ids, one list per row. Each row gets at most ``max_new_tokens`` new tokens and ends at its
+    first token in ``eos_token_ids``. ``num_draft_tokens`` is K. ``pad_token_id`` can be any token, also an EOS or one
+    that occurs in prompts, so never use it to tell padding from tokens.
 
-    The other fields are set only for decoders that declare the cache state, and are to be heeded: the trace is held
-    against them. ``prefill_chunk`` (``chunked``): feed at most so many prompt tokens of a row in one target call.
-    ``prefix_length`` (``prefix``): ``target_cache`` and ``draft_cache`` hold one row with the first so many tokens,
-    which all prompts share; do not feed the target these again. Under ``preallocated`` the two hold a row per prompt
-    and no token yet; their ``layers[i].keys`` are None until the first call, and then have spare slots behind the
-    ``get_seq_length()`` valid ones; let the target write into its own, or into a copy. ``arrivals`` (``late-rows``):
-    row i may be fed only after that many target calls, or when no other row is left to be decoded. ``tree`` (``tree``):
-    ``tree[i][n]`` are the nodes that row i verifies in its round n, each its parent and its rank among the draft's
-    choices there (`eqcheck.contract.trees`); behind the last round named its tree stays; where none is, or it is empty,
-    the decoder makes one of at most ``num_draft_tokens`` nodes.
+    Fields for decoders that declare a cache state; eqcheck checks in the trace that they are obeyed:
 
-    Engines that load a checkpoint (``checkpoints=True``) get two folders as target and draft and read ``rows``,
+    - ``prefill_chunk`` (``chunked``): feed at most this many prompt tokens of a row per target call.
+    - ``prefix_length`` (``prefix``): ``target_cache`` and ``draft_cache`` hold one row with this many tokens, which all
+      prompts share; do not feed them to the target again.
+    - ``target_cache``, ``draft_cache`` (``preallocated``): they hold a row per prompt and no tokens.
+      ``layers[i].keys`` is None until the first call; after it there are spare slots after the ``get_seq_length()``
+      valid ones. Pass the cache to the target, or a copy.
+    - ``arrivals`` (``late-rows``): feed row i only after this many target calls, or once no other row is running.
+    - ``tree`` (``tree``): ``tree[i][n]`` are the nodes that row i verifies in its round n, each with its parent and its
+      rank among the draft's choices there (`eqcheck.contract.trees`). Later rounds repeat the last tree. If there is
+      none, or it is empty, build your own of at most ``num_draft_tokens`` nodes.
+
+    Fields for engines that load a checkpoint (``checkpoints=True``; target and draft are then two folders): ``rows``,
     ``dtype``, ``drafting`` (one of `DRAFTING`; ``none``: no drafts), ``token_budget``, ``kv_blocks`` (of 32 tokens),
-    ``prefix_caching`` and ``switch``, one of `Hooks.switches`; the last four mean the engine's own default where they
-    are None. Where drafting is ``dictated``, row ``i`` with ``n`` new tokens gets the drafts ``drafts[i][n : n + K]``.
+    ``prefix_caching`` and ``switch`` (one of `Hooks.switches`). None means the engine's default. If drafting is
+    ``dictated``, row ``i`` with ``n`` new tokens gets the draft tokens ``drafts[i][n : n + K]``.
 
         >>> request = Request([[5, 7], [9]], max_new_tokens=6, num_draft_tokens=3, eos_token_ids=(0,), pad_token_id=0,
         ...                   padding_side="left")
@@ -127,26 +129,28 @@ class Request:
 
 
 DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
-"""What a decoder judged by its tokens may compute in."""
+"""Dtypes of decoders that are judged by their tokens."""
 
 Generate = Callable[[Any, Any, Request], Any]
 Inside = Callable[[], AbstractContextManager[Any]]
 
 
 class Hooks:
-    """Optional members of a decoder class beside ``__call__``, with their defaults.
+    """List the optional members of a decoder class, with their defaults.
 
-    ``open()`` sets it up, ``close()`` shuts it down, ``renew()`` makes it new. Then ``version`` is what the engine
-    calls itself, and ``note`` is printed in reports. ``load(target, draft, request)`` makes ready what a request with
-    these folders and settings needs, if it is not: it comes before each request, has a limit of its own, and takes no
-    time of a case. Whatever it raises declines the request, and those like it. After each request, ``observed`` holds
-    what the engine counted (``drafted``, ``accepted``, ``preemptions``, ``prefix_hits``, ``late_rows``), and if it
-    tells them ``accepted_of_rows`` and ``rounds``: by row, each as new tokens before it, the dictated tokens proposed,
-    new tokens after it. An engine that is read from inside tells in ``contexts`` how many queries were read, and in
-    ``wrong_context`` the first one that saw something wrong: a fingerprint, and what it was. For scripts that show
-    it with the engine alone, the class has in ``script`` the functions that drive it (``prepare()``, ``start(target,
-    draft, request)``, ``decode(engine, request)`` and what they need) and in ``requirements`` the packages to install.
-    ``switches`` are names of what no target can be asked about; with one on, `Completion.alone` is to be told.
+    - ``open()`` starts the engine, ``close()`` shuts it down, ``renew()`` restarts it.
+    - ``version`` is the engine's version, set by ``open()``; ``note`` is printed in reports.
+    - ``load(target, draft, request)`` loads what a request with these folders and settings needs. It runs before each
+      request, with its own time limit. If it raises, this request and those like it are declined.
+    - ``observed`` holds, after each request, what the engine counted: ``drafted``, ``accepted``, ``preemptions``,
+      ``prefix_hits``, ``late_rows``; optionally ``accepted_of_rows``, and ``rounds``: for each row a list of
+      (new tokens before the round, dictated tokens proposed, new tokens after it). An engine that is read from inside
+      adds ``contexts``, the number of queries read, and ``wrong_context``, the fingerprint and description of the first
+      query with a wrong position, mask or cache entry.
+    - ``script`` are the functions that drive the engine in standalone scripts: ``prepare()``, ``start(target, draft,
+      request)``, ``decode(engine, request)`` and their helpers. ``requirements`` are the packages to install.
+    - ``switches`` are names of engine options that the target cannot judge. With one on, return `Completion.alone`, the
+      engine's own output without speculation.
 
         >>> Hooks().version, Hooks().requirements
         ('', 'the engine')
@@ -167,7 +171,7 @@ class Hooks:
 
 
 def hook(engine: Any, name: str) -> Any:
-    """A member of `Hooks` of a decoder, or its default.
+    """Return a member of `Hooks` of a decoder, or its default.
 
     >>> hook(object(), "note")
     ''
@@ -177,27 +181,27 @@ def hook(engine: Any, name: str) -> Any:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A registered decoder; calling it decodes one request.
+    """Hold a registered decoder; call it with ``(target, draft, request)`` to decode one request.
 
-    ``function`` is the decorated function, or a class whose instances are called and which may be an `Hooks`. The
-    other fields up to ``option_order`` are the claims that `decoder` takes:
+    ``function`` is the decorated function, or a class whose instances are called and which may have the members of
+    `Hooks`. The other fields up to ``option_order`` are the keywords of `decoder`, what the decoder declares:
 
-    - ``padding_sides``, ``families`` and ``cache_states`` (of `CACHE_STATES`, see `Request`) that it takes;
-    - ``requires``: its needs of every request (`REQUIREMENTS`, or ``id-N-not-in-prompt`` for an id N); other cases are
-      not drawn. A need that only the decoder can tell it declines by raising `eqcheck.Unsupported` with the reason;
+    - ``padding_sides``, ``families`` and ``cache_states`` (of `CACHE_STATES`, see `Request`) it supports;
+    - ``requires``: what it needs of every request (`REQUIREMENTS`, or ``id-N-not-in-prompt`` for a token N); other
+      cases are not drawn. If only the decoder can tell, raise `eqcheck.Unsupported` with the reason;
     - ``known``: known violations by fingerprint, each with a link; ``origin``, ``version`` and ``note`` are printed;
-    - ``engine``: the engine that `eqcheck bench` times, at any batch size and with prompts that arrive one by one:
-      called with ``(target, draft, num_draft_tokens=, batch_size=)``, it returns an object with the ``stream``,
-      ``busy`` and ``stats`` of `eqcheck.reference_impls.serving.Engine`;
-    - ``checkpoints=True``: an engine that loads checkpoints; it is handed folders, and judged by its tokens alone.
-      ``dtype`` is that in which it computes, one of `DTYPES` (by default float32 then, and float64 otherwise),
-      ``kinds`` are the built checkpoints that it loads (`eqcheck checkpoint list`), ``environment`` the environment of
-      its own in which it runs;
-    - ``capabilities``: those of `CAPABILITIES` that it has. Of a decoder that samples, ``seeds`` is its promise for a
-      row with a seed (`eqcheck.contract.options.SEEDS`), ``option_order`` the order of its options (`ORDER` there),
-      and ``lossless`` the reason why it does not draw from the target's law, where it means not to.
+    - ``engine``: what `eqcheck bench` times: called with ``(target, draft, num_draft_tokens=, batch_size=)``, it
+      returns an object with the ``stream``, ``busy`` and ``stats`` of `eqcheck.reference_impls.serving.Engine`;
+    - ``checkpoints=True``: an engine that loads checkpoints; it gets folders and is judged by its tokens only.
+      ``dtype`` is what it computes in, one of `DTYPES` (default float32; float64 for other decoders), ``kinds`` are the
+      built checkpoints it can load (`eqcheck checkpoint list`), ``environment`` is the environment it runs in;
+    - ``capabilities``: those of `CAPABILITIES` it supports. For a decoder that samples, ``seeds`` is its promise for
+      seeded rows (`eqcheck.contract.options.SEEDS`), ``option_order`` the order in which it applies sampling options
+      (default `eqcheck.contract.options.ORDER`), and ``lossless`` a reason if it changes the target's distribution on
+      purpose.
 
-    ``spec`` names it again; ``inside()`` is its code's context. Raises `UsageError` for a claim that cannot be meant.
+    ``spec`` is the spec it was loaded by; ``inside()`` is the context its code runs in. Raises `UsageError` for a
+    keyword with an impossible value.
 
         >>> from eqcheck import load
         >>> load("hf_pr").padding_sides, load("hf_pr").families
@@ -258,7 +262,7 @@ class Decoder:
 
     @contextmanager
     def running(self) -> Iterator[Generate]:
-        """Set the decoder up, yield what decodes one request, and shut it down."""
+        """Start the decoder, yield a function that decodes one request, and shut the decoder down."""
         if not isinstance(self.function, type):
             yield self._within(self.function)
             return
@@ -294,7 +298,7 @@ class _Within:
 
 
 def decoder(*, name: str | None = None, **claims: Any) -> Callable[[Any], Decoder]:
-    """Register a function (or a class with ``__call__``) as a decoder; the claims are the fields of `Decoder`.
+    """Register a function (or a class with ``__call__``) as a decoder; keywords are the fields of `Decoder`.
 
         >>> @decoder(name="mine", padding_sides=("left", "right"))
         ... def generate(target, draft, request):
@@ -303,10 +307,9 @@ def decoder(*, name: str | None = None, **claims: Any) -> Callable[[Any], Decode
         'mine'
 
     The function takes ``(target, draft, request)`` and returns the new token ids of each row, in request order,
-    as ``list[list[int]]``: without the prompt, with the EOS that ended the row, nothing after it, no pads. Before a
-    sampled case, Python's, numpy's and torch's global generators are given a fresh seed in its process; a decoder with
-    a generator of its own has to seed it from there. Raises `UsageError` for a claim that does not exist, or one that
-    cannot be meant.
+    as ``list[list[int]]``: without the prompt, with the EOS that ended the row, nothing after it, no padding. Before a
+    sampled case the global generators of Python, numpy and torch get a fresh seed; a decoder with its own generator
+    must seed it from one of them. Raises `UsageError` for an unknown keyword or an impossible value.
 
         >>> decoder(familys=("rotary",))
         Traceback (most recent call last):

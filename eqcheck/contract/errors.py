@@ -1,10 +1,10 @@
-"""Errors, as one tree.
+"""Define the errors, as one tree.
 
 EqcheckError
 |-- UsageError    a spec, option or argument is wrong; exit code 4
 |   |-- CaseError     a case (or a case file) is malformed
 |   `-- OutputError   prompts or outputs given to the oracle are malformed
-|-- Unsupported   (also a ValueError) a decoder or an engine declines what is asked, and says why
+|-- Unsupported   (also a ValueError) a decoder or an engine declines a request, with the reason
 `-- Violation     (also an AssertionError) a decoder is not equivalent to its target
 """
 
@@ -19,9 +19,11 @@ from eqcheck.contract.escaping import one_line
 # Exit codes.
 EQUIVALENT, VIOLATION, INCONCLUSIVE, INTERNAL, USAGE, NOTHING = range(6)
 
+_CLOSE = 0.7  # of two names: 0.75 is two letters exchanged in a word of four, and below 0.7 there are words by chance
+
 
 class EqcheckError(Exception):
-    """Anything eqcheck raises on purpose.
+    """Serve as the base of every error that eqcheck raises on purpose.
 
     >>> issubclass(UsageError, EqcheckError), issubclass(Violation, EqcheckError)
     (True, True)
@@ -29,7 +31,7 @@ class EqcheckError(Exception):
 
 
 class UsageError(EqcheckError, ValueError):
-    """A spec, option or argument is wrong; the message says what was expected and what came.
+    """Report a wrong spec, option or argument; the message says what was expected and what came.
 
     >>> from eqcheck import decoder
     >>> decoder(padding_sides=("top",))
@@ -39,15 +41,15 @@ class UsageError(EqcheckError, ValueError):
 
 
 class CaseError(UsageError):
-    """A case or a case file is malformed."""
+    """Report a malformed case or case file."""
 
 
 class OutputError(UsageError):
-    """Prompts or outputs given to the oracle are malformed."""
+    """Report malformed prompts or outputs."""
 
 
 class Unsupported(EqcheckError, ValueError):
-    """Raised by a decoder, with the reason, to decline a request: the case is passed over, and is no violation.
+    """Decline a request: a decoder raises it with the reason, and the case is skipped instead of failing.
 
     >>> raise Unsupported("one row at a time")
     Traceback (most recent call last):
@@ -56,21 +58,29 @@ class Unsupported(EqcheckError, ValueError):
 
 
 class Violation(EqcheckError, AssertionError):
-    """A decoder is not equivalent to its target; the message is the explanation.
+    """Report that a decoder is not equivalent to its target; the message is the explanation.
 
     >>> issubclass(Violation, AssertionError)
     True
     """
 
 
+Violation.__module__ = "eqcheck"  # its public name, which pytest and tracebacks show
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"``, or nothing when no known name is close."""
-    near = get_close_matches(name, list(known), n=1)
+    """Return ``"; did you mean 'x'?"``, or nothing where no known name is close.
+
+    >>> did_you_mean("--bugdet", ["--budget", "--out"]), did_you_mean("--nosuch", ["--budget", "--out"])
+    ("; did you mean '--budget'?", '')
+    """
+    bare = {one.lstrip("-"): one for one in known}  # or all options would look alike by their dashes
+    near = [bare[one] for one in get_close_matches(name.lstrip("-"), bare, n=1, cutoff=_CLOSE)]
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def of_a_library(error: Exception) -> bool:
-    """Whether nothing but libraries stood between the function that caught an error and the place that raised it."""
+    """Return whether only library code lies between the function that caught an error and the line that raised it."""
     trace = error.__traceback__ and error.__traceback__.tb_next
     modules = []
     while trace is not None:
@@ -81,7 +91,7 @@ def of_a_library(error: Exception) -> bool:
 
 @contextmanager
 def without_drafts(switch: str | None) -> Iterator[None]:
-    """Decline the request with a switch where the engine raises without drafts, too: that is no fault of speculation.
+    """Decline a request whose switch fails in the engine without speculation too, which is no fault of speculation.
 
     >>> with without_drafts("echo"):
     ...     raise ValueError("not with this model")

@@ -20,7 +20,7 @@ from eqcheck.contract.architectures import TARGETS, Parsed, parsed
 
 @dataclass(frozen=True)
 class Family:
-    """How models ``like`` some known ones see what they are fed.
+    """Describe how models ``like`` some known ones see what they are fed.
 
     ``places`` says where a query takes the place of a key from: the ``positions`` fed, the ``ranks`` among the slots
     that the 2-D mask shows, the ``slots``, or the ``steps`` since a state absorbed it. The place itself counts
@@ -42,22 +42,24 @@ class Family:
 
     @property
     def fed(self) -> bool:
-        """Whether places are the position ids."""
+        """Return whether places are the position ids."""
         return self.places == "positions"
 
     @property
     def counts_mask(self) -> bool:
-        """Whether tokens are counted in the mask, which so has to be 2-D."""
+        """Return whether tokens are counted in the mask, which so has to be 2-D."""
         return self.places == "ranks"
 
     @property
     def biased(self) -> bool:
-        """Whether places come as a bias to the scores, so that real models always build a mask."""
+        """Return whether places come as a bias to the scores, so that real models always build a mask."""
         return self.places in ("ranks", "slots")
 
     @property
     def stateful(self) -> bool:
-        """Whether there is a state in place of slots: it cannot be cropped, and takes in nothing that is hidden."""
+        """Return whether there is a state in place of slots: it cannot be cropped,
+        and takes in nothing that is hidden.
+        """
         return self.places == "steps"
 
     @property
@@ -80,7 +82,7 @@ class Family:
 
     @property
     def vocab_size(self) -> int:
-        """How many ids its models emit, from 0."""
+        """Return how many ids its models emit, from 0."""
         return 256 if self.built else 128
 
     def first_seen(self, position: int) -> int:
@@ -149,7 +151,7 @@ def asked_by(name: str) -> tuple[str, ...]:
 
 
 def claimed_by(families: Collection[str], name: str) -> bool:
-    """Whether a decoder that claims ``families`` claims a family, or a real model of one."""
+    """Return whether a decoder that claims ``families`` claims a family, or a real model of one."""
     return set(asked_by(name)) <= set(families)
 
 

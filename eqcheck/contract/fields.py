@@ -36,7 +36,7 @@ def types(record: Any) -> dict[str, Any]:
 
 
 def complaint(name: str, value: Any, hint: Any) -> str:
-    """Why a value is none of a field's, in one line that names the field; empty where it is one.
+    """Return why a value is none of a field's, in one line that names the field; empty where it is one.
 
     >>> from typing import Annotated
     >>> complaint("accepts", (1, 9), tuple[Annotated[int, msgspec.Meta(ge=0, le=8)], ...])

@@ -19,7 +19,7 @@ States = dict[int, dict[int, int]]
 
 
 def complaints(grammar: Grammar) -> Iterator[str]:
-    """Why edges are no grammar, a line each."""
+    """Return why edges are no grammar, a line each."""
     if grammar and grammar[0][0] != 0:
         yield f"grammar: expected an edge of state 0 first, got state {grammar[0][0]}"
     begun = {state for state, *_ in grammar}
@@ -55,12 +55,12 @@ def reached(states: States, tokens: Sequence[int]) -> int:
 
 
 def stuck(grammar: Grammar, eos: tuple[int, ...]) -> bool:
-    """Whether there is a state in which nothing is allowed: a row that comes there can neither go on nor end."""
+    """Return whether there is a state in which nothing is allowed: a row that comes there can neither go on nor end."""
     return not all(states_of(grammar, eos).values())
 
 
 def ended(grammar: Grammar, tokens: Sequence[int], eos: tuple[int, ...]) -> bool:
-    """Whether after these new tokens nothing but an EOS is allowed."""
+    """Return whether after these new tokens nothing but an EOS is allowed."""
     states = states_of(grammar, eos)
     return bool(states) and {*states[reached(states, tokens)]} <= {*eos}
 

@@ -179,7 +179,7 @@ _RECORDS = (
     ),
     Kind("sampling", "first-token", "the first new token does not follow the target's distribution"),
     Kind("sampling", "seed-ignored", "the same seed gives different tokens"),
-    Kind("sampling", "batch-dependent", "a seeded row changes with the rest of the batch"),
+    Kind("sampling", "batch-dependent", "a seeded row changes with other rows or with the draft"),
     Kind("sampling", "shared-noise", "rows share random numbers"),
     Kind("sampling", "reused-noise", "a row reuses random numbers"),
     Kind("sampling", "stray-law", "sampled tokens do not follow the target's distribution"),
@@ -193,7 +193,7 @@ _RECORDS = (
     Kind("draft", "stale-hidden", "the draft head gets a hidden state of an earlier call"),
     Kind("draft", "wrong-column-hidden", "the draft head gets a hidden state of another column of the block"),
     Kind("draft", "token-shift", "the draft head gets a hidden state paired with the wrong token"),
-    # So do leaks.
+    # Leaks of memory cost no correctness either.
     Kind("memory", "rejected-kept", "rejected draft tokens stay in memory, more with every round"),
     Kind("memory", "storage-kept", "old cache buffers stay in memory, more with every round"),
     Kind("memory", "finished-row-kept", "the cache of a finished row stays in memory"),
@@ -215,11 +215,11 @@ FINGERPRINTS = tuple(kind.fingerprint for kind in _RECORDS)
 
 # The wrong input of a draft head, in words, by the name of its kind.
 HEAD_LOSSES = {
-    "torn": "its input is no hidden state of the target: zeros, changed numbers, or a mix of two states",
+    "torn": "its input is no hidden state of the target, but zeros, changed numbers or a mix",
     "wrong-layer": "its input comes from another layer than the last",
     "own": "its input is its own hidden state where the target's is due",
     "wrong-row": "its input is another row's hidden state",
     "stale": "its input is the hidden state of an earlier call",
-    "wrong-column": "its input is the hidden state of another column of the verified block",
+    "wrong-column": "its input is the hidden state of another column of the block",
     "token-shift": "its hidden states are paired with the wrong tokens",
 }

@@ -45,7 +45,7 @@ class Known:
         return self.decoder in ("", decoder)
 
     def outdated(self, today: date, cases: str | None = None) -> str:
-        """Why the entry is to be renewed or taken out; empty where it stands.
+        """Return why the entry is to be renewed or taken out; empty where it stands.
 
         ``cases`` are those in which the violation did not occur, in words; empty where it did, None where
         nobody looked.
@@ -97,7 +97,7 @@ def older(decoders: Iterable[Decoder], shipped: Iterable[str]) -> str:
 
 
 def in_ci() -> bool:
-    """Whether this runs in continuous integration, by the variable ``CI`` that every service sets."""
+    """Return whether this runs in continuous integration, by the variable ``CI`` that every service sets."""
     return os.environ.get("CI", "").lower() not in ("", "0", "false")
 
 

@@ -88,7 +88,7 @@ def _spec(name: str) -> ModuleSpec | None:
 
 
 def _reachable(name: str) -> ModuleSpec | None:
-    """How a module that is not imported would be found."""
+    """Return how a module that is not imported would be found."""
     try:
         return find_spec(name)
     except (ImportError, AttributeError, ValueError):

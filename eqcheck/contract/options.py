@@ -19,26 +19,26 @@ ORDER = ("temperature", "top-k", "top-p", "min-p")
 """In which options are applied, as in transformers; vLLM cuts by min-p before top-k. Penalties come before all."""
 
 SEEDS = {
-    "none": "nothing is promised",
-    "repeatable": "the same request with the same seeds is answered by the same tokens",
-    "mates": "and so is a row with a seed beside other rows, in another order, or alone",
-    "speculation": "and with another draft, another number of draft tokens, or none",
+    "none": "no promise",
+    "repeatable": "the same request with the same seeds returns the same tokens",
+    "mates": "also with other rows in the batch, in another order, or alone",
+    "speculation": "also with another draft, another number of draft tokens, or none",
 }
-"""What may be promised of rows with a seed; each includes those before it."""
+"""Promises for rows with a seed; each includes those before it."""
 
 
 PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-"""Options that change the scores of tokens that were there before, and the values at which they do not."""
+"""Options that change the scores of earlier tokens, with the values that turn them off."""
 
 LISTS = ("logit_bias", "bad_words", "allowed_ids", "grammar")
-"""Options that change the scores of the tokens that they name; off where they name none."""
+"""Options that change the scores of the tokens they list; an empty list turns them off."""
 
 SCORING: dict[str, Any] = {"min_new_tokens": 0, "no_repeat_ngram_size": 0, **PENALTIES, **dict.fromkeys(LISTS, ())}
-"""All options of a row that change scores, greedy rows' as well, and the values at which they do not."""
+"""All options that change scores, also in greedy rows, with the values that turn them off."""
 
 
 PAST_STOP = "past-stop"
-"""The wrong end of a row that goes on behind a stop sequence; the others are kinds."""
+"""Name of the wrong end of a row that continues after a stop sequence; the other wrong ends are kinds."""
 
 _TOKENS = {"is": "a list of token ids"}
 _STOPS = {"is": "a list of lists of token ids"}
@@ -67,23 +67,25 @@ def _bounds(options: RowOptions) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class RowOptions:
-    """The options of one row; `Request.rows` has one per prompt where the decoder declares any of `CAPABILITIES`.
+    """Hold the options of one row; `Request.rows` has one per prompt if the decoder declares any of `CAPABILITIES`.
 
-    ``eos_token_ids`` end the row, and are not emitted before ``min_new_tokens``. So do new tokens that are one of the
-    ``stop_sequences``, which is kept, as an EOS is; tokens of the prompt are no part of a match. ``arrival``: the row
-    is handed over after so many steps of the engine. ``logprobs``: the row is to come with those of its tokens;
-    ``prompt_logprobs``: with those of its prompt's.
-    ``cancel_after``: the caller needs no more than so many new tokens; the row may end there or somewhat later.
-    ``n``: the request has so many answers; each is a row of its own, and they stand side by side.
+    - ``max_new_tokens``, ``eos_token_ids``: the row's limit and EOS ids. The EOS is returned; it is masked before
+      ``min_new_tokens``.
+    - ``stop_sequences``: the row ends as soon as its new tokens end with one, which is returned. The prompt is not
+      part of a match.
+    - ``arrival``: the request arrives after this many engine steps.
+    - ``logprobs``, ``prompt_logprobs``: return the log-probabilities of the new tokens, of the prompt tokens.
+    - ``cancel_after``: the caller cancels after this many new tokens; the row may end there or somewhat later.
+    - ``n``: the request has this many outputs; each is a row of its own, next to the others.
+    - ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``logit_bias`` (numbers by token, kept as
+      pairs), ``bad_words``, ``no_repeat_ngram_size``, ``allowed_ids`` (empty: all) change scores as in
+      `eqcheck.truth.law.penalised`. ``grammar`` is a list of edges (`eqcheck.contract.grammars`); tokens that it does
+      not allow after the row's new tokens are masked.
+    - ``temperature``: 0.0 is greedy. Above, scores are divided by it, then cut to the ``top_k`` highest (0: off), to
+      the most likely ones that reach ``top_p`` (1.0: off), and to those of at least ``min_p`` times the highest
+      probability (0.0: off); see `eqcheck.truth.law`. ``seed`` is below ``2**64``.
 
-    `eqcheck.truth.law.penalised` says how penalties, ``logit_bias`` (numbers by token, kept as pairs), ``bad_words``,
-    ``no_repeat_ngram_size`` and ``allowed_ids`` change scores; where no ids are allowed by name, all are. ``grammar``
-    has edges, see `eqcheck.contract.grammars`: what it does not allow behind the row's new tokens is forbidden.
-
-    At a ``temperature`` above 0 the row is sampled: its scores are divided by it, cut to the ``top_k`` highest (0: no
-    cut), to the most likely ones that reach ``top_p`` together (1.0: no cut), and to those not below ``min_p`` of the
-    most likely one (0.0: no cut); see `eqcheck.truth.law`. At 0.0 it is greedy. ``seed``, where there is one, is below
-    ``2**64``. Raises `UsageError` where one of these five, a penalty or a minimum is none that can be meant.
+    Raises `UsageError` for a value out of range.
 
     >>> RowOptions(4, temperature=0.7, top_p=1.5)
     Traceback (most recent call last):
@@ -123,12 +125,12 @@ class RowOptions:
 
     @cached_property
     def changes_scores(self) -> bool:
-        """Whether an option changes the scores of tokens before the best is chosen."""
+        """Return whether an option changes scores before a token is chosen."""
         own = any(getattr(self, name) != off for name, off in SCORING.items() if name != "min_new_tokens")
         return own or bool(self.min_new_tokens and self.eos_token_ids)
 
     def ruled(self, tokens: Sequence[int], start: int, count: int) -> Iterator[list[int]]:
-        """The ids that the grammar allows behind so many of the new tokens, and behind each one more: so many lists.
+        """Yield the tokens that the grammar allows after ``start`` new tokens, then after one more: ``count`` lists.
 
         >>> list(RowOptions(4, (9,), grammar=((0, (5,), 1), (1, (6,), 0), (1, (), 1))).ruled((5, 6), 0, 3))
         [[5], [6, 9], [5]]
@@ -140,16 +142,16 @@ class RowOptions:
             state = states[state].get(tokens[number], state) if number < len(tokens) else state
 
     def stops_of(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:
-        """The stop sequences with which new tokens end."""
+        """Return the stop sequences that the new tokens end with."""
         return [stop for stop in self.stop_sequences if tuple(tokens[-len(stop) :]) == stop]
 
     def stop_within(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """The first stop sequence that stands anywhere in these tokens; empty where none does."""
+        """Return the first stop sequence that occurs in the new tokens; empty if none does."""
         ends = range(1, len(tokens) + 1)
         return next((stop for end in ends for stop in self.stops_of(tokens[:end])), ())
 
     def until(self, right: Sequence[int], count: int) -> tuple[int, ...]:
-        """The right row where so many of its tokens are returned: a cancelled one may end early.
+        """Return the part of a correct row that is due if ``count`` tokens came back: a cancelled row may end early.
 
         >>> RowOptions(4, cancel_after=2).until((5, 6, 7, 8), 3), RowOptions(4).until((5, 6, 7, 8), 3)
         ((5, 6, 7), (5, 6, 7, 8))
@@ -157,11 +159,11 @@ class RowOptions:
         return tuple(right[: len(right) if self.cancel_after is None else max(self.cancel_after, count)])
 
     def ended(self, tokens: Sequence[int]) -> bool:
-        """Whether new tokens end with an EOS or a stop sequence."""
+        """Return whether the new tokens end with an EOS or a stop sequence."""
         return tokens[-1:] != tokens[:0] and (tokens[-1] in self.eos_token_ids or bool(self.stops_of(tokens)))
 
     def cut(self, tokens: Sequence[int]) -> tuple[int, ...]:
-        """New tokens up to and with the first EOS, or the first stop sequence.
+        """Cut new tokens after the first EOS or stop sequence.
 
         >>> RowOptions(4, (9,), stop_sequences=((2, 3), (5,))).cut((3, 2, 3, 9))
         (3, 2, 3)
@@ -169,9 +171,9 @@ class RowOptions:
         return tuple(tokens[: next((n for n in range(1, len(tokens)) if self.ended(tokens[:n])), len(tokens))])
 
     def wrong_end(self, tokens: Sequence[int]) -> tuple[str, int] | None:
-        """How new tokens end wrongly, and the index of the first token too many or missing; None if rightly.
+        """Name the wrong end of a row, and the index of the first surplus or missing token; None if it ends correctly.
 
-        It is a kind of bookkeeping, or `PAST_STOP`.
+        The name is a kind of bookkeeping, or `PAST_STOP`.
 
         >>> row = RowOptions(3, eos_token_ids=(9,))
         >>> row.wrong_end((1, 9, 2)), row.wrong_end((1, 2)), row.wrong_end((1, 2, 3))
@@ -187,7 +189,7 @@ class RowOptions:
 
 
 def cancelled(options: Sequence[RowOptions], rows: Sequence[Sequence[int]]) -> dict[str, bool]:
-    """Whether rows are to be cancelled, and whether one was before its end, by the names of counters."""
+    """Return whether rows were to be cancelled, and whether one was before its end, by counter name."""
     ends = [
         len(row) < asked.max_new_tokens and not asked.ended(row)
         for asked, row in zip(options, rows, strict=False)
@@ -197,7 +199,7 @@ def cancelled(options: Sequence[RowOptions], rows: Sequence[Sequence[int]]) -> d
 
 
 def sampling_of(options: RowOptions) -> str:
-    """How a row is to be sampled, in words.
+    """Describe how a row is sampled.
 
     >>> sampling_of(RowOptions(4, temperature=0.7, top_k=3))
     'temperature 0.7, top-k 3'
@@ -209,7 +211,7 @@ def sampling_of(options: RowOptions) -> str:
 
 
 def asked_of(options: RowOptions) -> str:
-    """How a row beside sampled ones is to be answered, with its seed, in words.
+    """Describe how a row is sampled, with its seed; ``greedy`` if it is not.
 
     >>> asked_of(RowOptions(4)), asked_of(RowOptions(4, temperature=0.7, seed=5))
     ('greedy', 'temperature 0.7, seed 5')
@@ -222,7 +224,7 @@ _SHOWN = 6  # entries of a list
 
 
 def options_of(options: RowOptions) -> str:
-    """The options that change the scores of a row, or end it, in words; of long lists the first entries.
+    """Describe the options that change a row's scores or end it; long lists are shortened.
 
     >>> options_of(RowOptions(4, min_new_tokens=2, logit_bias={7: -1.5}, stop_sequences=((3, 9),)))
     'min_new_tokens 2, logit_bias 7: -1.5, stop_sequences [3 9]'

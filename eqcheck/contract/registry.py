@@ -1,4 +1,4 @@
-"""From an adapter spec to a decoder.
+"""Find the decoder that an adapter spec names.
 
 A spec is ``NAME`` (shipped here, or an ``eqcheck.adapters`` entry point), ``package.module:attr``, or
 ``path/to/file.py:attr``, where ``:attr`` may be left out when the module registers one decoder.
@@ -31,7 +31,7 @@ _own_modules: dict[str, OwnModules] = {}  # of each adapter file, by the name th
 
 
 def shipped() -> dict[str, str]:
-    """Name to module of every decoder that comes with eqcheck; a module may register several."""
+    """Map the name of every shipped decoder to its module; a module may register several."""
     modules: dict[str, str] = {}
     for package in _PACKAGES:
         for module in pkgutil.iter_modules(import_module(package).__path__):
@@ -43,7 +43,7 @@ def shipped() -> dict[str, str]:
 
 @lru_cache(maxsize=64)
 def _registrations(module: str) -> tuple[dict[str, ast.Call], dict[str, Any]]:
-    """The calls of a shipped module that register decoders, by name, and its constants."""
+    """Return the calls by which a shipped module registers decoders, by name, and its constants."""
     package, _, stem = module.rpartition(".")
     (path,) = (file for folder in import_module(package).__path__ if (file := Path(folder, f"{stem}.py")).is_file())
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -66,7 +66,7 @@ def _registrations(module: str) -> tuple[dict[str, ast.Call], dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Declared:
-    """The claims in the source of a decoder, read without importing its module: its imports are slow."""
+    """Hold what a decoder declares in its source, read without importing its module, which would be slow."""
 
     families: tuple[str, ...] = CLAIMED
     padding_sides: tuple[str, ...] = ("left",)
@@ -78,7 +78,7 @@ class Declared:
 
 
 def declared(name: str) -> Declared:
-    """The known violations of a shipped decoder; a mark stands at those of some versions of its engine alone.
+    """Read what a shipped decoder declares; known violations of some engine versions only are marked.
 
     >>> declared("hf_pr").known
     ('bookkeeping/premature-stop',)
@@ -110,17 +110,17 @@ def declared(name: str) -> Declared:
 
 
 def _computed(claim: ast.expr) -> bool:
-    """Whether a claim is known only when the module is imported."""
+    """Return whether a declared value is known only after the module is imported."""
     return any(isinstance(part, ast.Call) for part in ast.walk(claim))
 
 
 def self_contained() -> list[str]:
-    """The shipped decoders that need no environment or server of their own."""
+    """List the shipped decoders that need no environment or server of their own."""
     return [name for name in shipped() if not declared(name).checkpoints]
 
 
 def names() -> list[str]:
-    """Every name `load` knows: shipped decoders and entry points, sorted.
+    """List every name that `load` accepts: shipped decoders and entry points, sorted.
 
     >>> {"eqspec", "exspec", "ragged"} <= set(names())
     True
@@ -129,7 +129,7 @@ def names() -> list[str]:
 
 
 def names_code(spec: str) -> bool:
-    """Whether a spec is a path or a module: code that nobody installed to be run under a name.
+    """Return whether a spec is a path or a module, not the name of an installed decoder.
 
     >>> names_code("eqspec"), names_code("mine.py"), names_code("package.module:attr")
     (False, True, True)
@@ -138,9 +138,9 @@ def names_code(spec: str) -> bool:
 
 
 def named(spec: str) -> tuple[str, str]:
-    """The file, module or name in a spec, and the attribute behind it; `UsageError` where it is nowhere to be found.
+    """Split a spec into file, module or name, and attribute; raise `UsageError` if there is no such thing.
 
-    Nothing is imported that the spec names.
+    Nothing that the spec names is imported.
     """
     if spec != printable(spec):
         raise UsageError(f"adapter {spec!a}: expected printable text")
@@ -159,13 +159,13 @@ def named(spec: str) -> tuple[str, str]:
 
 
 def load(spec: str) -> Decoder:
-    """The decoder a spec names.
+    """Load the decoder that a spec names.
 
         >>> load("eqspec").name
         'eqspec'
 
-    Raises `UsageError` when nothing has that name, the module cannot be imported, or it does not register
-    exactly one decoder and ``:attr`` is missing.
+    Raises `UsageError` if nothing has that name, if the module cannot be imported, or if it registers several decoders
+    (or none) and the spec has no ``:attr``.
     """
     source, attr = named(spec)
     if source.endswith(".py"):
@@ -231,7 +231,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _imports(path: Path) -> set[str]:
-    """The top-level names that a file imports, at once or later; none where it cannot be read as Python."""
+    """Return the top-level names that a file imports, anywhere in it; empty if it is not readable Python."""
     try:
         nodes = list(ast.walk(ast.parse(path.read_bytes())))
     except (SyntaxError, ValueError, OSError):

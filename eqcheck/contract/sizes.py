@@ -1,4 +1,4 @@
-"""How large the cases get that are drawn."""
+"""Bound the size of drawn cases."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Bounds:
-    """How large cases get: rows, tokens of a prompt, ``max_new_tokens``, and K; all inclusive."""
+    """Bound the size of cases: rows, tokens of a prompt, ``max_new_tokens``, and K; all inclusive."""
 
     rows: int = 12
     prompt: int = 136

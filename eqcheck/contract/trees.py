@@ -23,7 +23,7 @@ def chain(length: int) -> Nodes:
 
 
 def wrong_with(nodes: Nodes, most: int) -> str:
-    """Why this is no tree of at most so many nodes; empty where it is one.
+    """Return why this is no tree of at most so many nodes; empty where it is one.
 
     >>> wrong_with(((0, 0), (2, 0)), most=4)
     'node 2: expected a parent from 0 to 1, an earlier node or 0 for the root, got 2'
@@ -43,7 +43,7 @@ def wrong_with(nodes: Nodes, most: int) -> str:
 
 
 def depths(nodes: Nodes) -> list[int]:
-    """How many nodes are on the path to each node, itself included; 0 for the root, which comes first.
+    """Return how many nodes are on the path to each node, itself included; 0 for the root, which comes first.
 
     >>> depths(((0, 0), (0, 1), (2, 0)))
     [0, 1, 1, 2]

@@ -46,27 +46,27 @@ class Round(NamedTuple):
 
     @property
     def end(self) -> int:
-        """How long the row was with all its draft tokens."""
+        """Return how long the row was with all its draft tokens."""
         return self.last + 1 + len(self.columns)
 
     @property
     def accepted(self) -> int:
-        """How many draft tokens of the call are the row's own and were not known."""
+        """Return how many draft tokens of the call are the row's own and were not known."""
         return max(0, self.last + 1 - self.known)
 
     @property
     def proposed(self) -> int:
-        """How many draft tokens were fed behind what was known; a piece of a prompt has none."""
+        """Return how many draft tokens were fed behind what was known; a piece of a prompt has none."""
         return self.end - self.known if self.last + 1 >= self.known else 0
 
     @property
     def in_prompt(self) -> bool:
-        """Whether only a piece of the prompt was fed, which tells no new token."""
+        """Return whether only a piece of the prompt was fed, which tells no new token."""
         return self.last + 1 < self.start
 
     @property
     def answered(self) -> int:
-        """How many new tokens of the row stand before the one that the call tells."""
+        """Return how many new tokens of the row stand before the one that the call tells."""
         return self.last + 1 - self.start
 
 
@@ -86,7 +86,9 @@ class Rounds:
         self.places: Places = dict(places)
 
     def shared(self, row: int, tokens: int) -> bool:
-        """Whether another row may be asked the same as this one for one of its first new tokens, so many of them."""
+        """Return whether another row may be asked the same as this one for one of its first new tokens,
+        so many of them.
+        """
         begin = self._starts[row] - 1
         shared = (whose for whose in self.places.values() if row in whose and len(whose) > 1)
         return any(begin <= whose[row] < begin + tokens for whose in shared)
@@ -153,7 +155,7 @@ class Rounds:
 
     @cached_property
     def _queried(self) -> dict[int, list[tuple[int, int]]]:
-        """By row, the calls in which the draft was asked in the row's right context, and the positions."""
+        """Return by row the calls in which the draft was called in the row's correct context, and the positions."""
         queried: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for call, blocks in self._served(self.drafting, self._starts):
             for block in blocks:
@@ -162,7 +164,7 @@ class Rounds:
         return queried
 
     def drafted_before(self, call: int) -> int:
-        """How many calls the draft had answered before a call."""
+        """Return how many calls the draft had answered before a call."""
         return bisect_right(self._numbers, call)
 
     def drafted_between(self, since: int, until: int) -> list[Call]:
@@ -174,11 +176,11 @@ class Rounds:
         return [(number, at) for number, at in self._queried[row] if since < number < until]
 
     def proposed(self, row: int, position: int, until: int) -> bool:
-        """Whether the draft, before a call, was asked at this position of the row in its right context."""
+        """Return whether the draft, before a call, was asked at this position of the row in its right context."""
         return any(at == position for _, at in self.asked(row, 0, until))
 
     def begun(self, row: int, since: int, until: int) -> int | None:
-        """How many tokens of the row the draft was given by its first call about it between two calls.
+        """Return how many tokens of the row the draft was given by its first call about it between two calls.
 
         That is what the decoder had committed then. A piece of a prompt is no call about it: others may begin alike.
         """
@@ -188,7 +190,7 @@ class Rounds:
     # The row of each block of columns:
 
     def _served(self, calls: list[Call], known: Sequence[int]) -> Iterator[tuple[Call, list[Stretch]]]:
-        """Which rows each call served; ``known`` tokens of each were told before the call that comes next.
+        """Return which rows each call served; ``known`` tokens of each were told before the call that comes next.
 
         Where prompts are equal, or one begins another, a context may be that of several rows. Then a block is of the
         row that went on with its cache; without a cache, of one that the call has not served yet, then of one that it

@@ -1,4 +1,6 @@
-"""How far a right draft gets: a case dictates where its draft is wrong, so the rounds that rows need are known."""
+"""Compute how far a right draft gets: a case dictates where its draft is wrong,
+so the rounds that rows need are known.
+"""
 
 from __future__ import annotations
 
@@ -68,21 +70,21 @@ class Schedule:
             self.ranks.append([script.lower.get(digest, 1) if one else 0 for digest, one in wrong])
 
     def accepted(self, row: int, tokens: int, nodes: Nodes) -> int:
-        """How many of these draft tokens of a right draft are accepted behind so many new tokens of a row."""
+        """Return how many of these draft tokens of a right draft are accepted behind so many new tokens of a row."""
         return len(walk(nodes, self.ranks[row][tokens:]))
 
     def reach(self, row: int, tokens: int, count: int) -> int:
-        """How many new tokens are known after a round that verifies a chain of so many right draft tokens."""
+        """Return how many new tokens are known after a round that verifies a chain of so many right draft tokens."""
         return tokens + self.accepted(row, tokens, chain(count)) + 1
 
     @cached_property
     def rows(self) -> list[list[ScriptedRound]]:
-        """Per row its rounds."""
+        """Return the rounds of each row."""
         return [self._row(row) for row in range(len(self.needed))]
 
     @property
     def rounds(self) -> list[list[ScriptedRound]]:
-        """Per round the part of each row that is not done."""
+        """Return per round the part of each row that is not done."""
         longest = max(map(len, self.rows))
         return [[of_row[number] for of_row in self.rows if number < len(of_row)] for number in range(longest)]
 

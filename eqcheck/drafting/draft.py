@@ -50,6 +50,6 @@ class ScriptedDraft(HashLM):
         self.model.script = self.lm_head.script = Script(frozenset(wrong_after), agreement, lower or {})
 
     def disagrees(self, digests: Words) -> Bools:
-        """Whether the second choice is proposed after each of these final digests."""
+        """Return whether the second choice is proposed after each of these final digests."""
         assert self.lm_head.script is not None
         return self.lm_head.script.disagrees(digests)

@@ -1,1 +1,1 @@
-"""How cases are drawn: by a seed, or by Hypothesis, which then shrinks them."""
+"""Draw cases: by a seed, or by Hypothesis, which then shrinks them."""

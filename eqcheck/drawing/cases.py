@@ -1,4 +1,4 @@
-"""How a case is drawn, from choices alone: a seed can make them, and so can Hypothesis, which then shrinks them.
+"""Draw a case from choices alone: a seed can make them, and so can Hypothesis, which then shrinks them.
 
 Small is simple and simple comes first: of each choice the first option, of each range the lowest number.
 """
@@ -22,6 +22,8 @@ from eqcheck.truth.continuation import continue_rows, continued
 
 VOCAB_SIZE = 128  # prompts are made of these ids
 FIRST_ID, LAST_ID = 0, VOCAB_SIZE - 1  # ids that code is apt to treat in a special way
+DRAWN_OPTIONS = ("stop-sequences", "cancel", "logprobs")
+"""Capabilities that add options to cases of the transparent target."""
 T = TypeVar("T")
 
 
@@ -31,7 +33,7 @@ _ONCE_IN = Bounds(rows=12, prompt=14, new_tokens=20, draft_tokens=6)  # how ofte
 
 @dataclass(frozen=True)
 class Claims:
-    """Which cases a decoder takes; ``requires`` names preconditions (`eqcheck.contract.requirements`).
+    """Describe the cases that a decoder takes; ``requires`` names preconditions (`eqcheck.contract.requirements`).
 
     Of the ``capabilities`` only those count that add options to cases.
     """
@@ -103,7 +105,7 @@ def _seldom(choose: Choices, once_in: int) -> bool:
 
 
 def _ids(requires: tuple[str, ...]) -> int:
-    """Of so many ids prompts are made: where the pad is to stand in none, one is left for it."""
+    """Return the ids that prompts are made of: if the pad must occur in none, one is left for it."""
     return VOCAB_SIZE - 1 if "pad-not-in-prompt" in requires else VOCAB_SIZE
 
 
@@ -135,12 +137,12 @@ def _rows(
 
 
 def apart(longest: int) -> int:
-    """How far apart the first ids of prompts stand that are 10, 11, 12 and 20, 21."""
+    """Return how far apart the first ids of prompts stand that are 10, 11, 12 and 20, 21."""
     return 10 * -(-longest // 10)
 
 
 def _length(choose: Choices, most: int, long: bool) -> int:
-    """Of a prompt; a long one often just fills blocks, or ends one token before or behind them."""
+    """Draw the length of a prompt; a long one often just fills blocks, or ends one token before or after them."""
     if not long:
         return choose.integer(1, min(USUAL.prompt, most))
     length = choose.integer(1, most)
@@ -223,7 +225,7 @@ def _state(
     choose: Choices, claims: Claims, family: str, prompts: list[Prompt], bounds: Bounds
 ) -> tuple[tuple[Prompt, ...], dict[str, Any]]:
     """The prompts as a cache state has them, and the state with its parameters; two cases in three start empty."""
-    possible = [state for state in claims.cache_states if _fits(state, family, bounds)] or ["empty"]
+    possible = [state for state in claims.cache_states if fits(state, family, bounds)] or ["empty"]
     more = 2 * (len(possible) - 1) if "empty" in possible else 0
     options = ["empty"] * more + possible
     name = choose.pick(options + ["tree"] * (len(options) if "tree" in possible else 0))
@@ -248,7 +250,8 @@ def _state(
     return tuple(prompts), fields
 
 
-def _fits(state: str, family: str, bounds: Bounds) -> bool:
+def fits(state: str, family: str, bounds: Bounds) -> bool:
+    """Whether cases of a family can be of a cache state within the bounds."""
     if state == "wrapped":
         window = FAMILY[family].lower.window
         return bool(FAMILY[family].layer_types) and bounds.prompt > (window or 0)
@@ -301,7 +304,7 @@ def _stops(choose: Choices, prompts: tuple[Prompt, ...], truth: list[Prompt]) ->
 
 
 def _cancels(choose: Choices, rows: int, limit: int) -> tuple[int, ...]:
-    """By row, after how many new tokens it is cancelled; 0 for not. In half of the cases there are none."""
+    """Draw by row after how many new tokens it is cancelled; 0 for never. Half of the cases have none."""
     if not choose.integer(0, 1):
         return ()
     counts = tuple(choose.integer(0, limit) for _ in range(rows))

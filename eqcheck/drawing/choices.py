@@ -20,7 +20,7 @@ class Choices(Protocol):
         """One of the options."""
 
     def some(self, make: Callable[[Choices], T], least: int, most: int) -> list[T]:
-        """From ``least`` to ``most`` things."""
+        """Draw from ``least`` to ``most`` things."""
 
 
 class Chance:

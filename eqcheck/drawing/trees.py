@@ -1,4 +1,4 @@
-"""How the trees of a case are drawn, and the paths along which its target goes."""
+"""Draw the trees of a case, and the paths along which its target goes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Why a decoder is wrong: the facts as records, and the English that is made from them."""
+"""Explain why a decoder is wrong: the facts as records, and the English that is made from them."""

@@ -19,13 +19,13 @@ within = WHOLE  # characters of a line, where the output is caught and shown on 
 
 
 def columns() -> int:
-    """How many characters a line of the terminal has; ``within`` where the output goes elsewhere."""
+    """Return how many characters a line of the terminal has; ``within`` where the output goes elsewhere."""
     # COLUMNS alone says little: GNU readline sets it to 80 for every process that a Python using it starts.
     return max(_NARROWEST, shutil.get_terminal_size((WHOLE, 24)).columns) if sys.stdout.isatty() else within
 
 
 def lines() -> int:
-    """How many lines the terminal has; ``WHOLE`` where the output goes elsewhere."""
+    """Return how many lines the terminal has; ``WHOLE`` where the output goes elsewhere."""
     return shutil.get_terminal_size((WHOLE, 24)).lines if sys.stdout.isatty() else WHOLE
 
 

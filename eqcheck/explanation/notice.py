@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 VACUOUS, INCONCLUSIVE = "VACUOUS", "INCONCLUSIVE"
+LIMIT = 200  # characters of a warning: it is read in a line or two, and says what to do
 
 
 class Notice(str):

@@ -89,7 +89,11 @@ class Query:
 
 @dataclass(frozen=True)
 class Given:
-    """A wrong row's prompt and options; all ``rows`` of its request; ``accepts`` by round; other options in words."""
+    """A wrong row's prompt and options; ``accepts`` by round, other options in words.
+
+    ``rows`` are all rows of its case, where they matter, and ``requests`` says how many there are, 0 where that is not
+    known.
+    """
 
     prompt: tuple[int, ...]
     pad_token_id: int | None = None
@@ -99,6 +103,7 @@ class Given:
     accepts: tuple[int, ...] | None = None
     sampling: str = ""
     rows: tuple[Given, ...] = ()
+    requests: int = 0
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,7 @@ _REPAIRED = {"position": "position ids", "mask": "attention mask", "cache": "cac
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a row is wrong: the first fault in causal order, what it was seen in, and what followed.
+    """Hold why a row is wrong: the first fault in causal order, what it was seen in, and what followed.
 
     ``round`` counts the target forwards that asked for new tokens of the row, from 1; 0 when none is concerned.
     ``expected`` and ``observed`` are the tokens at ``token_index`` of the row's output, None past its end.
@@ -205,7 +210,7 @@ class Explanation:
 
     @property
     def of_law(self) -> bool:
-        """Whether all sampled tokens together show it, by their evidence against the law."""
+        """Return whether all sampled tokens together show it, by their evidence against the law."""
         return self.component in ("sampling", "unattributed") and "evidence" in self.facts
 
     @property

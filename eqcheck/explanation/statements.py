@@ -48,7 +48,7 @@ STATEMENTS = {
     "too-long": "the row has {tokens:token}; max_new_tokens is {limit}",
     "of-another-row": "the row is exactly what row {other_row} should be",
     "short-start": "the output starts {tokens:token} too early, with the end of the prompt",
-    "as-many-special": "the prompt contains exactly as many tokens equal to {special}",
+    "as-many-special": "exactly as many tokens of the prompt are equal to {special}",
     "left-behind": "with another prompt in {gone:row} this row returns other tokens; it arrived {steps:step} after "
     "their last token",
     # where a wrong token comes from
@@ -239,7 +239,7 @@ def ends_early(emitted: int, limit: int) -> Statement:
 
 
 def nothing_expected(e: Explanation) -> bool:
-    """Whether the row is drawn by chance: then no token of it is the right one, and only how it ends may be wrong.
+    """Return whether the row is sampled: then no token of it is the right one, and only how it ends may be wrong.
 
     >>> nothing_expected(Explanation("bookkeeping", "over-length", 0, 1, observed=7, observed_row=(5, 7)))
     True
@@ -379,7 +379,7 @@ _TOGETHER = {"draft": "rejected draft tokens", "pad": "padding"}
 
 
 def _alike(d: Deviation) -> object:
-    """What deviations share that are said in one clause; None for one that is said by itself."""
+    """Return what deviations share that are said in one clause; None for one that is said by itself."""
     if d.kind == "missing-entry":
         return d.kind, d.origin
     if d.kind == "token-hidden":

@@ -74,11 +74,13 @@ def render(e: Explanation, width: int = WIDTH) -> str:
       Error
         KeyError: 'x'
     """
+    width = min(width, WIDTH)
     return "\n".join([filled(headline(e), width, 2), *laid_out(parts(e, width=width), width)])
 
 
 def explained(e: Explanation, needs: Sequence[str] | None, plain: str, width: int = WIDTH) -> str:
     """Return the text of an explanation whose case was made small (``needs`` is not None) and tried without drafts."""
+    width = min(width, WIDTH)
     return "\n".join([filled(headline(e), width, 2), *laid_out(parts(e, needs, plain, width), width)])
 
 
@@ -147,13 +149,13 @@ def _case(e: Explanation, needs: Sequence[str] | None, plain: str, width: int) -
         for label, line in compared(expected, e.observed_row, e.token_index, room, _note_of(e)):
             rows.append(("", label, line))
         rows += _others(e)
-    return Part(title, note or "1 request", rows=tuple(rows))
+    return Part(title, note, rows=tuple(rows))
 
 
 def _asked_of_all(e: Explanation, needs: Sequence[str] | None) -> list[str]:
-    """What holds for the whole case, in words."""
+    """Describe what holds for the whole case."""
     given = e.given
-    count = len(given.rows) if given and given.rows else 1 if given else 0
+    count = (given.requests or len(given.rows)) if given else 0
     words = [many(count, "request")] if count else []
     words += [named] if (named := needs_words(needs)) and (needs or e.search) else []
     if given is None:
@@ -215,7 +217,7 @@ def _numbers(rows: Sequence[int]) -> str:
 
 
 def _note_of(e: Explanation) -> str:
-    """What the token that came is besides: the pad id, an EOS, a draft token."""
+    """Describe what else the wrong token is: the pad id, an EOS, a draft token."""
     marks = []
     for token, name in ((e.expected, "expected"), (e.observed, "got")):
         kind = _meaning(e, token)
@@ -263,7 +265,7 @@ def _causes(e: Explanation, width: int, brief: bool) -> list[Part]:
 
 
 def _certainty(e: Explanation) -> str:
-    """How sure the cause is, in the words that every report uses."""
+    """Say how sure the cause is, in the words that every report uses."""
     if e.component == "unattributed":
         return "Cause unknown"
     if e.component == "sampling" and e.search is None:
@@ -272,7 +274,7 @@ def _certainty(e: Explanation) -> str:
 
 
 def _read(e: Explanation) -> list[str]:
-    """What the query at fault was fed and what it attended to, and what is wrong with that."""
+    """Describe what the query at fault was fed and what it attended to, and what is wrong with that."""
     q = e.query
     if q is None:
         return []
@@ -343,11 +345,11 @@ def _told(e: Explanation) -> list[str]:
     return lines or ["Nothing shows which part is broken."]
 
 
-# What confirms it.
+# The lines that confirm it.
 
 
 def _confirmed(e: Explanation) -> Part | None:
-    """What repair and copies of the case with other tokens showed of the cause."""
+    """Describe what repair and copies of the case with other tokens showed."""
     if e.component == "unattributed":
         return None
     lines = []
@@ -366,7 +368,7 @@ def _confirmed(e: Explanation) -> Part | None:
 
 
 def consequences(e: Explanation) -> list[str]:
-    """What else is wrong, in this call or later: an entry for each call and kind, and how often."""
+    """List what else is wrong, in this call or later: an entry for each call and kind, and how often."""
     groups: dict[tuple[int, str], int] = {}
     for deviation in e.consequences:
         key = (deviation.call, deviation.fingerprint)
@@ -407,7 +409,7 @@ def _picture(e: Explanation, width: int, brief: bool) -> list[str]:
 
 
 def _likeness(number: int, slot: Slot) -> object:
-    """What neighbours share that are as they should be; None for a slot that gets a line of its own."""
+    """Return what correct neighbours share; None for a slot that gets a line of its own."""
     if _wrong(slot) or slot.index is None:
         return None
     if slot.kind != "token" or slot.of_position is None or slot.position is None:

@@ -1,1 +1,1 @@
-"""A gate: does a server that speculates still emit the tokens of its model? A plain server is the referee."""
+"""Compare a server that speculates with a plain server of the same model, which is the referee."""

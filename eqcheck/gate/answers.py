@@ -1,4 +1,4 @@
-"""The answers of servers, read: whatever is not as it should be is one line, `ServerError`."""
+"""Read the answers of servers: whatever is not as it should be is one line, `ServerError`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from typing import Any
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
 
+PROTOCOL = "docs/gate.md lists what a server must answer"
+
 
 class ServerError(UsageError):
-    """A server is down, refuses, or answers in a way that cannot be judged; the message says what to switch on."""
+    """A server is down, refuses, or answers in a way that cannot be judged; the message says what to do."""
 
 
 class Untold(ServerError):
-    """A server tells nothing of a row or of a place, for an unfinished character, say."""
+    """A server leaves out the ids or scores of a row, for example because it ends within a character."""
 
 
 _COUNT = re.compile(
@@ -38,25 +40,26 @@ class Scored:
 
     @property
     def gap(self) -> float:
-        """By how many nats the referee prefers its own token."""
+        """Return by how many nats the referee prefers its own token."""
         return max(0.0, self.likeliest[self.best] - self.score)
 
 
 def listed(answer: Any, name: str, place: str) -> list[Any]:
     found = answer.get(name) if isinstance(answer, dict) else None
     if not isinstance(found, list):
-        raise ServerError(f"{place}: expected an object with a list {name!r}, got {one_line(str(answer), 200)}")
+        got = one_line(str(answer), 200)
+        raise ServerError(f"{place}: expected an object with a list {name!r}, got {got}; {PROTOCOL}")
     return found
 
 
 def as_ids(value: Any) -> tuple[int, ...] | None:
-    """Token ids, or None where they are none."""
+    """Return token ids, or None for anything else."""
     whole = isinstance(value, list) and all(isinstance(one, int) and 0 <= one < 2**31 for one in value)
     return tuple(value) if whole else None
 
 
 def as_number(value: Any) -> float | None:
-    """A log-probability; one of minus infinity is a very small one."""
+    """Return a log-probability, or None for anything else; minus infinity becomes a very small one."""
     return max(float(value), -1e4) if isinstance(value, (int, float)) and -math.inf <= value <= 1e-3 else None
 
 
@@ -65,13 +68,13 @@ def as_list(value: Any) -> list[Any]:
 
 
 def id_of(key: Any) -> int | None:
-    """The id in ``token_id:7`` or ``7``, as servers write it."""
+    """Return the id in ``token_id:7`` or ``7``, as servers write it."""
     digits = str(key).removeprefix("token_id:")
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else None
 
 
 def tokens_of(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
-    """The new tokens' ids and log-probabilities, each None where it is not told."""
+    """Return the new tokens' ids and log-probabilities, each None where the server leaves it out."""
     told = choice.get("logprobs")
     told = told if isinstance(told, dict) else {}
     tokens, content = as_ids(choice.get("token_ids")), as_list(told.get("content"))
@@ -87,7 +90,7 @@ def tokens_of(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[
 
 
 def place_of(token: int, score: float | None, likeliest: Mapping[Any, Any], place: str) -> Scored:
-    """A place of the referee. The token's own score may stand among those of the likeliest."""
+    """Return a token as the referee scores it. Its own score may be among those of the likeliest."""
     scores: dict[int, float] = {}
     for key, value in likeliest.items():
         number, each = id_of(key), as_number(value.get("logprob") if isinstance(value, dict) else value)
@@ -101,7 +104,7 @@ def place_of(token: int, score: float | None, likeliest: Mapping[Any, Any], plac
 
 
 def first_law(told: Mapping[str, Any]) -> dict[int, float]:
-    """The likeliest ids at the first place, as OpenAI's completions tell them or as llama.cpp does, in records."""
+    """Return the likeliest ids of the first token, in the form of OpenAI's completions or of llama.cpp."""
     content = (as_list(told.get("content")) or [None])[0]
     first = (as_list(told.get("top_logprobs")) or [None])[0]
     pairs = list(first.items()) if isinstance(first, dict) else []
@@ -113,7 +116,7 @@ def first_law(told: Mapping[str, Any]) -> dict[int, float]:
 
 
 def choice_of_native(answer: Any, place: str) -> dict[str, Any]:
-    """An answer of SGLang's ``/generate`` as a choice of OpenAI's, with the scores of the prompt's tokens.
+    """Return an answer of SGLang's ``/generate`` as a choice of OpenAI's, with the scores of the prompt's tokens.
 
     A log-probability stands there as ``[value, id, text]``, and a place without one as null.
 
@@ -124,7 +127,8 @@ def choice_of_native(answer: Any, place: str) -> dict[str, Any]:
     ([7], 'length', [{7: -0.5, 8: -1.0}])
     """
     if not isinstance(answer, dict) or as_ids(answer.get("output_ids")) is None:
-        raise ServerError(f"{place}: expected an object with ids in 'output_ids', got {one_line(str(answer), 200)}")
+        got = one_line(str(answer), 200)
+        raise ServerError(f"{place}: expected an object with ids in 'output_ids', got {got}; {PROTOCOL}")
     told = answer.get("meta_info")
     told = told if isinstance(told, dict) else {}
     reason = told.get("finish_reason")
@@ -154,7 +158,7 @@ def _scores(told: Any) -> dict[Any, float]:
 
 
 def counts_of(metrics: str) -> Counter[str]:
-    """The counts of drafts in a text of Prometheus, as vLLM and SGLang name them; those of a position end in it.
+    """Read the counts of drafts from Prometheus metrics of vLLM or SGLang; those of a draft position end in its number.
 
     >>> text = 'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 12.0'
     >>> counts_of(text)
@@ -168,19 +172,19 @@ def counts_of(metrics: str) -> Counter[str]:
 
 
 def acceptance(counts: Counter[str]) -> float | None:
-    """The share of draft tokens that are accepted; None where none is counted."""
+    """Return the share of draft tokens that are accepted; None where none is counted."""
     drafts = counts["num_draft_tokens"]
     return round(counts["num_accepted_tokens"] / drafts, 3) if drafts else None
 
 
 def acceptance_of_positions(counts: Counter[str]) -> list[float]:
-    """The share of drafts that are accepted up to each position, where the server tells it."""
+    """Return the share of drafts that are accepted up to each position, where the server counts it."""
     accepted, drafts = [counts[f"num_accepted_tokens_per_pos {place}"] for place in range(64)], counts["num_drafts"]
     return [round(count / drafts, 3) for count in accepted if count] if drafts else []
 
 
 def counts_beside(choice: Mapping[str, Any]) -> Counter[str]:
-    """The counts of drafts that llama.cpp tells beside a row."""
+    """Return the counts of drafts that llama.cpp adds to an answer."""
     told = choice.get("timings")
     drafted, accepted = (
         (as_count(told.get(name)) for name in ("draft_n", "draft_n_accepted")) if isinstance(told, dict) else (0, 0)

@@ -1,4 +1,4 @@
-"""The cause of wrong greedy tokens, by the plain server: which edit of a context makes it emit the wrong token?
+"""Search the cause of wrong greedy tokens: which edit of the context makes the plain server return them?
 
 The plain server is asked for one token behind contexts in which one thing is edited. An edit is named where it gives
 most of the wrong tokens, and would do so by chance once in 10,000 gates at most.
@@ -11,19 +11,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from eqcheck.gate.rows import Row, Wanted
+from eqcheck.gate.rows import Row, Wanted, second_choices
 from eqcheck.gate.run import Gate
 
 LOOKED_AT = 24  # wrong tokens, one of a row
 NEAR = 6  # tokens before the wrong one at which a context is edited
 BLOCK = 16  # tokens of a page
 CHANCE = 1e-4
+BY_CONTEXT = 0.85  # of the wrong tokens are second choices, at most, where a context is a little wrong (pads: 38 of 47)
 MOST = 0.5  # of the wrong tokens an edit has to give
 ALONE = 0.9  # of the wrong tokens that have a right one behind them
 FEW = 12  # tokens are too few to tell
 ASKED_AGAIN, TIMES = 8, 3  # rows, and how often each
-AGAIN, SERVES_DRAFT = "again", "serves draft"
-"""Edits of causes that have none: seen when rows are asked again, and seen wherever draft and target differ."""
+AGAIN, SERVES_DRAFT, LOSSY = "again", "serves draft", "lossy"
+"""Edits of causes that have none: seen when rows are asked again, seen wherever draft and target differ, and seen in
+the ranks and gaps of wrong tokens."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class EditCause:
 
     @property
     def fingerprint(self) -> str:
-        """Component and kind."""
+        """Return component and kind."""
         return f"{self.component}/{self.kind}"
 
 
@@ -61,7 +63,7 @@ EDITS: Mapping[str, tuple[str, str]] = {
 
 
 def cause(gate: Gate, wrong: Sequence[Row]) -> EditCause:
-    """The cause of these rows' first wrong tokens, `UNATTRIBUTED` where no edit leads."""
+    """Return the cause of these rows' first wrong tokens, or `UNATTRIBUTED`."""
     looked_at = [row for row in wrong if row.beyond(gate.threshold) is not None][:LOOKED_AT]
     if not looked_at:
         return UNATTRIBUTED
@@ -83,11 +85,24 @@ def cause(gate: Gate, wrong: Sequence[Row]) -> EditCause:
         for name in dict.fromkeys(given):
             hits[name] = hits.get(name, 0) + 1
     leading = _leading(hits, len(looked_at), tried)
-    return leading if leading.edit else _single(gate, looked_at) or UNATTRIBUTED
+    return leading if leading.edit else _lossy(gate) or _single(gate, looked_at) or UNATTRIBUTED
+
+
+def _lossy(gate: Gate) -> EditCause | None:
+    """Return the cause of tokens that a threshold let pass, known by their ranks and by the limit of their gaps.
+
+    A wrong context gives tokens of any rank. Drafts that are accepted whatever the target says have any gap. Only both
+    together name the threshold.
+    """
+    seconds = second_choices(gate.greedy, gate.threshold)
+    by_context = seconds.wrong * math.log10(BY_CONTEXT)
+    if not seconds.all_second or max(seconds.log10_chance, seconds.log10_limit, by_context) > math.log10(CHANCE):
+        return None
+    return EditCause("bookkeeping", "over-accept", LOSSY, seconds.second, seconds.wrong, 10**seconds.log10_limit)
 
 
 def _single(gate: Gate, rows: Sequence[Row]) -> EditCause | None:
-    """Tokens chosen wrongly: they stand alone, and the next is the referee's own behind the wrong one.
+    """Return the cause of wrong tokens that come alone: the token after each is the referee's own choice again.
 
     A wrong context stays wrong, and gives more wrong tokens in a row than chance does. Whether such a token is a draft
     that was rejected is seen only where the draft is asked, for no server tells its drafts. A row that is answered
@@ -125,7 +140,7 @@ def _single(gate: Gate, rows: Sequence[Row]) -> EditCause | None:
 
 
 def _follows_draft(gate: Gate) -> tuple[int, int]:
-    """In how many of how many places, where draft and plain server differ beyond the noise, the draft is followed."""
+    """Count places where draft and plain server differ beyond the noise, and those where the row follows the draft."""
     pairs = [
         pair
         for row in gate.rows
@@ -141,7 +156,7 @@ def _follows_draft(gate: Gate) -> tuple[int, int]:
 
 
 def _differs(gate: Gate, row: Row) -> bool:
-    """Whether the row is answered otherwise up to its first wrong token when it is asked again, alone."""
+    """Return whether the row is answered differently up to its first wrong token when it is sent again, alone."""
     at = row.beyond(gate.threshold) or 0
     return any(
         gate.speculative.complete(row.asked).tokens[: at + 1] != row.answer.tokens[: at + 1] for _ in range(TIMES)
@@ -149,7 +164,7 @@ def _differs(gate: Gate, row: Row) -> bool:
 
 
 def _edits(gate: Gate, row: Row) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names of edits, and the edited context before the row's first wrong token."""
+    """Yield names of edits, each with the edited context before the row's first wrong token."""
     at = row.beyond(gate.threshold)
     assert at is not None
     context = (*row.answer.prompt, *row.answer.tokens[:at])
@@ -184,7 +199,7 @@ def _edits(gate: Gate, row: Row) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _with_rejected(row: Row, at: int) -> Iterator[int]:
-    """The row's new tokens before one, each rejected draft before the token that took its place."""
+    """Yield the row's new tokens before one, each rejected draft before the token that took its place."""
     for place, by_draft in zip(row.places[:at], row.by_draft, strict=False):
         if by_draft.best != place.token:
             yield by_draft.best
@@ -192,7 +207,7 @@ def _with_rejected(row: Row, at: int) -> Iterator[int]:
 
 
 def _leading(hits: Mapping[str, int], of: int, tried: int) -> EditCause:
-    """The edit that gives most, if it does so beyond chance: others give a wrong token as often as they do together."""
+    """Return the edit that gives most wrong tokens, if that is beyond chance; other edits give the rate of chance."""
     if not hits:
         return UNATTRIBUTED
     best = max(hits, key=lambda name: hits[name])

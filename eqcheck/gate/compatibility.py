@@ -1,4 +1,4 @@
-"""Checks before a gate: prompts that fit, servers of one model, a plain server that does not speculate."""
+"""Check before a gate that prompts fit, that servers serve one model, and that the plain one does not speculate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DRAFTS = ("num_draft_tokens", "verify_calls")
 def fitted(
     prompts: Sequence[Prompt], servers: Sequence[Server], max_tokens: int, at_once: int
 ) -> tuple[list[Prompt], list[str]]:
-    """The prompts that all servers can hold, as ids where the first, the plain one, tells them, and their kinds."""
+    """Return the prompts that fit into all servers, as ids where the plain one tokenizes, and their kinds."""
 
     def ids(prompt: Prompt) -> Prompt:
         return servers[0].tokenized(prompt) or prompt if isinstance(prompt, str) else prompt
@@ -35,8 +35,8 @@ def fitted(
     kept = list(itertools.compress(told, fits))
     if not kept:
         raise UsageError(
-            f"prompts: none of {len(told)} fits into the context of {most} with {limit} tokens behind it; lower "
-            "--max-tokens"
+            f"none of {len(told)} prompts fits into the context of {most} tokens with {limit} new ones; lower "
+            "--max-tokens or give shorter prompts"
         )
     return kept, [getattr(prompt, "kind", "") for prompt in itertools.compress(prompts, fits)]
 

@@ -1,16 +1,16 @@
-"""Where wrong rows are: for each condition and value, how many rows are wrong, of how many."""
+"""Count wrong rows for each condition and value, and find the condition that tells most."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from eqcheck.gate.rows import Row
 from eqcheck.gate.run import Gate
 
 Counts: TypeAlias = "Mapping[str, Mapping[str, Sequence[int]]]"
-BY_CHANCE = 1e-4  # of a condition that all wrong rows meet
+BY_CHANCE = 0.01  # a condition is named if chance gathers wrong rows there more rarely
 SHARED = 16  # tokens of a beginning that may be in a cache of prefixes
 FIRST = 32  # requests
 CONCURRENCY, SINCE = "concurrency", "tokens since the last rejected draft"
@@ -39,7 +39,7 @@ def _begun(gate: Gate, row: Row) -> bool:
 
 
 def conditions_of(gate: Gate, rows: Sequence[Row]) -> dict[str, dict[str, list[int]]]:
-    """For each condition that has several values, and each value: how many of the rows are wrong, of how many.
+    """Count for each condition with several values, and each value, how many of the rows are wrong, of how many.
 
     Under `SINCE` first wrong tokens are counted, of all tokens up to them.
     """
@@ -58,7 +58,7 @@ def conditions_of(gate: Gate, rows: Sequence[Row]) -> dict[str, dict[str, list[i
 
 
 def _since_rejection(gate: Gate, wrong: Collection[int]) -> dict[str, list[int]]:
-    """Greedy rows whose draft is known: a token that is not the draft's choice takes the place of a rejected draft."""
+    """Count by distance to the last rejected draft: a token that is not the draft's choice replaces a rejected one."""
     counts: dict[str, list[int]] = {}
     for row in gate.rows:
         first, since = row.beyond(gate.threshold) if id(row) in wrong else None, 0
@@ -73,22 +73,47 @@ def _since_rejection(gate: Gate, wrong: Collection[int]) -> dict[str, list[int]]
     return counts if any(count[0] for count in counts.values()) else {}
 
 
-def needed_conditions(conditions: Counts) -> list[tuple[str, str]]:
-    """The conditions that all wrong rows meet, with the value, where chance would hardly have it so.
+class Telling(NamedTuple):
+    """A condition and its values at which more rows are wrong than otherwise."""
 
-    For `CONCURRENCY` the value is the least.
+    name: str
+    values: tuple[str, ...]
+    wrong: int
+    rows: int
+    other_wrong: int
+    other_rows: int
 
-    >>> needed_conditions({"concurrency": {"1": [0, 40], "4": [9, 20], "16": [30, 60]}, "request": {"later": [9, 9]}})
-    [('concurrency', '4')]
+
+def telling(conditions: Counts) -> Telling | None:
+    """Return the condition under which wrong rows are most unlikely to gather by chance, or None.
+
+    Of `CONCURRENCY` a value and all above it are taken together, too. Chance is the tail of the hypergeometric
+    distribution, times the number of choices.
+
+    >>> telling({"concurrency": {"1": [0, 40], "4": [29, 30], "16": [20, 20]}, "request": {"later": [49, 90]}})
+    Telling(name='concurrency', values=('4', '16'), wrong=49, rows=50, other_wrong=0, other_rows=40)
+    >>> telling({"has a stop": {"no": [5, 30], "yes": [2, 10]}})
     """
-    needed = []
-    for name, counts in conditions.items():
-        values = [value for value, (wrong, _) in counts.items() if wrong]
-        seen, rows = (sum(count[place] for count in counts.values()) for place in (0, 1))
-        inside = sum(counts[value][1] for value in values)
-        last = list(counts)[len(counts) - len(values) :] == values
-        if math.comb(inside, seen) <= BY_CHANCE * math.comb(rows, seen) and (
-            len(values) == 1 or (name == CONCURRENCY and last)
-        ):
-            needed.append((name, values[0]))
-    return needed
+    choices = [(name, values) for name, counts in conditions.items() for values in _choices(name, list(counts))]
+    found = []
+    for name, values in choices:
+        counts = conditions[name]
+        wrong, rows = (sum(counts[value][at] for value in values) for at in (0, 1))
+        all_wrong, all_rows = (sum(count[at] for count in counts.values()) for at in (0, 1))
+        one = Telling(name, values, wrong, rows, all_wrong - wrong, all_rows - rows)
+        if one.other_rows:
+            found.append((_tail(wrong, rows, all_wrong, all_rows), one))
+    chance, best = min(found, default=(1.0, None), key=lambda pair: pair[0])
+    return best if chance * len(found) <= BY_CHANCE else None
+
+
+def _choices(name: str, values: list[str]) -> list[tuple[str, ...]]:
+    from_here_on = [tuple(values[at:]) for at in range(1, len(values) - 1)] if name == CONCURRENCY else []
+    return [*((value,) for value in values), *from_here_on]
+
+
+def _tail(wrong: int, rows: int, all_wrong: int, all_rows: int) -> float:
+    """Return the chance that so many or more of the wrong rows are among these rows."""
+    most = min(rows, all_wrong)
+    ways = sum(math.comb(rows, n) * math.comb(all_rows - rows, all_wrong - n) for n in range(wrong, most + 1))
+    return ways / math.comb(all_rows, all_wrong)

@@ -1,4 +1,4 @@
-"""Sampled rows of a server, compared with rows that the plain server samples for the same requests.
+"""Compare sampled rows of a server with rows that the plain server samples for the same requests.
 
 The referee's law of a token is not exact below float32, so no bet looks at that law alone. Each request is sampled once
 on the speculative server and several times on the plain one, with seeds of their own.
@@ -52,7 +52,7 @@ class SampledRows:
 
     @property
     def log_evidence(self) -> float:
-        """The evidence as a logarithm: half of the stake is on all rows, the rest on rows of one concurrency each."""
+        """Return the evidence as a logarithm: half of the stake is on all rows, half on each concurrency."""
         if not self._logs:
             return 0.0
         each = {name: float(np.logaddexp.reduce(logs)) - math.log(len(logs)) for name, logs in self._logs.items()}
@@ -60,26 +60,26 @@ class SampledRows:
 
     @property
     def best(self) -> Bet:
-        """The bet that earns most on all rows."""
+        """Return the bet that earns most on all rows."""
         from eqcheck.sampling.bets import ALTERNATIVES
 
         return ALTERNATIVES[int(self._logs[""].argmax())]
 
     @property
     def by_weight(self) -> list[Row]:
-        """The rows, first those on which this bet earns most."""
+        """Return the rows, first those on which this bet earns most."""
         best = int(self._logs[""].argmax())
         return [row for row, _ in sorted(self._factors, key=lambda pair: -float(pair[1][best]))]
 
     @property
     def lacking(self) -> int:
-        """How many more sampled rows the law that would earn least would need, about."""
+        """Return about how many more sampled rows the law that would earn least needs."""
         least, wanted = min(self.would.values()), self._wanted
         return math.ceil(self.rows * (wanted / max(least, 1e-3) - 1)) if 0 < least < wanted else 0
 
     @property
     def visible(self) -> list[str]:
-        """The laws of `would` that would have crossed."""
+        """Return the laws of `would` that would have crossed."""
         return [name for name, log in self.would.items() if log >= self._wanted]
 
     @property
@@ -112,7 +112,7 @@ class SampledRows:
 
 
 def _told(p: Any, other: Any) -> float:
-    """The divergence of wrong laws of a row ``[n, V]`` from its laws."""
+    """Return the divergence of wrong laws of a row ``[n, V]`` from its laws."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return float(np.where((p > 0) & (other > 0), other * np.log(other / p), 0.0).sum())
 
@@ -123,7 +123,7 @@ def _warmer(p: Any, _: Any) -> Any:
 
 
 def _corrected(p: Any, q: Any) -> Any:
-    """The laws of tokens whose corrections are drawn from the target's law."""
+    """Return the laws of tokens whose corrections are drawn from the target's law."""
     both = np.minimum(p, q)
     return both + (1 - both.sum(-1, keepdims=True)) * p
 
@@ -132,7 +132,7 @@ _WRONG = {"temperature": _warmer, "corrections": _corrected}
 
 
 def weaker(server: Server, answer: Completed) -> tuple[Scored, ...]:
-    """How the server sees a row's tokens behind the prompt's first and a few tokens before each."""
+    """Score a row's tokens with a short context, a few tokens before each: a stand-in for a draft."""
     prompt, tokens = answer.prompt, answer.tokens
     whole, seen = (*prompt, *tokens), list[Any]()
     for start in range(0, len(tokens), BLOCK):
@@ -142,7 +142,7 @@ def weaker(server: Server, answer: Completed) -> tuple[Scored, ...]:
 
 
 def law_of(place: Scored, temperature: float, count: int) -> tuple[list[int], list[float]]:
-    """The likeliest ``count`` ids, and their probabilities with that of the rest behind them.
+    """Return the likeliest ``count`` ids, and their probabilities followed by that of the rest.
 
     A server tells the row's own token beside the likeliest ones; it is left out where it is not one of them. Of the
     rest only its mass is known; at other temperatures than 1 it is taken to be as likely as the last of these.
@@ -163,7 +163,7 @@ def law_of(place: Scored, temperature: float, count: int) -> tuple[list[int], li
 
 
 def evidence_of(row: Row) -> Any:
-    """A row as evidence: a cell for each likely token of a place, the likeliest first, and the last for the rest."""
+    """Return a row as evidence: a cell for each likely token of a place, and the last for the rest."""
     from eqcheck.gate.rows import LIKELIEST_SAMPLED
     from eqcheck.sampling.row import SampledRow
 

@@ -1,4 +1,4 @@
-"""Rows that end elsewhere than the plain server's rows of the same request, whatever the server says of their end.
+"""Bet on rows that end elsewhere than the plain server's rows of the same request, whatever finish_reason says.
 
 A bet is that of the rows of a request the speculative server's is the shortest, another that it is the longest. It
 counts where one row alone is so. Greedy rows have to be alike as far as they go, so that no rounding decides.
@@ -28,12 +28,12 @@ class Lengths:
 
     @property
     def log_evidence(self) -> float:
-        """The mean of both bets, as a logarithm."""
+        """Return the mean of both bets, as a logarithm."""
         return together([bet.log_evidence for bet in self.bets.values()])
 
     @property
     def crossed(self) -> list[str]:
-        """The bets that decide, if the evidence does."""
+        """Return the bets that decide, if the evidence does."""
         decides = self.log_evidence >= math.log(CROSSES)
         return [name for name, bet in self.bets.items() if decides and bet.log_evidence >= math.log(CROSSES)]
 
@@ -51,7 +51,7 @@ class Lengths:
 
 
 def ends_so(edit: str, row: Row, plain: Row) -> bool:
-    """Whether a greedy row ends before the plain server's, which is alike, or behind it. Sampled ones do by chance."""
+    """Return whether a greedy row ends before or after the plain server's same row. Sampled ones do by chance."""
     if row.asked.temperature:
         return False
     shorter, longer = (row, plain) if edit == SHORTEST else (plain, row)
@@ -59,7 +59,7 @@ def ends_so(edit: str, row: Row, plain: Row) -> bool:
 
 
 def _alike(rows: Sequence[Row]) -> bool:
-    """Whether rows have the same tokens as far as both go; sampled ones need not."""
+    """Return whether rows have the same tokens as far as both go; sampled ones need not."""
     if rows[0].asked.temperature:
         return True
     each = [row.answer.tokens for row in rows]

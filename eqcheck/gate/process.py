@@ -1,4 +1,4 @@
-"""Both sides of a gate in this process: a model of `transformers` as the plain server, a decoder as the other.
+"""Run both sides of a gate in this process: a model of `transformers` as the plain server, a decoder as the other.
 
 They have the methods of `eqcheck.gate.servers.Server` that a gate uses.
 """
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from eqcheck.contract.cache_names import cache_argument, cache_of
 from eqcheck.contract.decoders import Decoder, Request, RowOptions
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
@@ -27,7 +28,7 @@ NUM_DRAFT_TOKENS = 4
 
 
 def loaded(folder: Path) -> Any:
-    """The model of a folder, in the dtype that it is stored in, on a CUDA device where there is one."""
+    """Load the model of a folder in its stored dtype, on a CUDA device where there is one."""
     from transformers import AutoModelForCausalLM
 
     if not folder.is_dir():
@@ -52,18 +53,18 @@ class _Local:
         self.ends: tuple[int, ...] = tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
 
     def each(self, function: Callable[[A], Any], items: Sequence[A], at_once: int) -> list[Any]:
-        """The function of all items, in their order."""
+        """Return the function's value for each item, in order."""
         if function != self.complete:
             return [function(item) for item in items]
         batches: Sequence[Any] = [items[at : at + at_once] for at in range(0, len(items), at_once)]
         return [answer for batch in batches for answer in self.completed(batch)]
 
     def complete(self, asked: Wanted) -> Completed:
-        """The row's new tokens."""
+        """Return the row's new tokens."""
         return self.completed([asked])[0]
 
     def completed(self, asked: Sequence[Wanted]) -> list[Completed]:
-        """The new tokens of a batch."""
+        """Return the new tokens of a batch."""
         self.calls += 1
         return [
             Completed(tuple(tokens), self._reason(one, tokens), self._ids(one.prompt))
@@ -82,15 +83,15 @@ class _Local:
         return prompt
 
     def tokenized(self, text: str) -> tuple[int, ...] | None:
-        """The ids of a text; None where they are not told."""
+        """Return no ids: this side cannot tokenize."""
         return None
 
     def metrics(self) -> Counter[str]:
-        """Nothing is counted."""
+        """Return no counts."""
         return Counter()
 
     def in_pieces(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
-        """The same, some tokens at a time; empty where that cannot be asked."""
+        """Score some tokens at a time; empty where that is not possible."""
         return []
 
     def close(self) -> None:
@@ -110,12 +111,12 @@ class Plain(_Local):
             self._tokenizer = None
 
     def tokenized(self, text: str) -> tuple[int, ...] | None:
-        """The ids of a text, where the folder has a tokenizer."""
+        """Return the ids of a text, or None if the folder has no tokenizer."""
         return None if self._tokenizer is None else as_ids(self._tokenizer(text)["input_ids"])
 
     @torch.no_grad()
     def scored(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
-        """How the model sees each token behind the prompt and the tokens before it, in one call."""
+        """Score each token after the prompt and the tokens before it, in one call."""
         if not tokens:
             return []
         known = int(self.target.config.get_text_config().vocab_size)
@@ -125,7 +126,7 @@ class Plain(_Local):
         return self._places(tokens, self.target(input_ids=ids).logits[0, len(prompt) - 1 : -1])
 
     def in_pieces(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
-        """The same, `PIECE` tokens at a time with a cache; empty where the model takes none."""
+        """Score `PIECE` tokens at a time with a cache; empty where the model takes none."""
         logits = in_pieces(self.target, prompt, tokens, (PIECE,))
         return [] if logits is None else self._places(tokens, logits[len(prompt) - 1 : -1])
 
@@ -150,9 +151,13 @@ class Plain(_Local):
         ]
         while not all(self._ended(*pair) for pair in zip(asked, tokens, strict=True)):
             told = self.target(
-                input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                use_cache=True,
+                **cache_argument(self.target, cache),
             )
-            cache, scores = told.past_key_values, told.logits[:, -1].float().cpu()
+            cache, scores = cache_of(told), told.logits[:, -1].float().cpu()
             new = [
                 _drawn(law, wanted.temperature, draw) for law, wanted, draw in zip(scores, asked, draws, strict=True)
             ]
@@ -210,7 +215,7 @@ class Decoding(_Local):
             )
 
     def _cut(self, asked: Wanted, tokens: Sequence[int]) -> Sequence[int]:
-        """The row up to the ends that the decoder cannot be asked for."""
+        """Cut the row at the ends that the decoder has no option for."""
         if "row-limits" not in self._can:
             tokens = tokens[: asked.max_tokens]
         stops = [at + 1 for at, token in enumerate(tokens) if token in asked.stops]
@@ -224,7 +229,7 @@ def _drawn(scores: torch.Tensor, temperature: float, draw: torch.Generator) -> i
 
 
 def sides(decoder: Decoder, folder: Path, draft_folder: Path) -> list[Any]:
-    """The decoder, the model of its folder, and the draft model; None in its place where it has other ids or no loader.
+    """Return decoder, model and draft model; None for a draft that has another vocabulary or does not load alone.
 
     A decoder that is handed folders may have a draft that `transformers` does not load alone, such as a head.
     """
@@ -244,7 +249,7 @@ def sides(decoder: Decoder, folder: Path, draft_folder: Path) -> list[Any]:
 
 
 def _same_ids(draft: Plain, plain: Plain) -> bool:
-    """Whether texts have the same ids; without a tokenizer, whether there are as many ids."""
+    """Return whether texts have the same ids; without a tokenizer, whether vocabularies have the same size."""
     texts = [(draft.tokenized(text), plain.tokenized(text)) for text in SAMPLE_TEXTS]
     if any(None in pair for pair in texts):
         sizes = {side.target.config.get_text_config().vocab_size for side in (draft, plain)}

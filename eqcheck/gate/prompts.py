@@ -1,4 +1,4 @@
-"""Prompts for a gate: a user's own from a file, or drawn so that a wrong position or a wrong entry shows at once."""
+"""Read prompts from a file, or draw some in which a wrong position or a wrong cache entry shows at once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _WORDS = [
 
 
 def read(path: Path) -> list[Prompt]:
-    """The prompts of a file: JSON lines with ``"prompt"``, a string or a list of ids; else a prompt a line.
+    """Read the prompts of a file: JSON lines with ``"prompt"``, a string or a list of ids; else one prompt per line.
 
     Raises `UsageError` with the line that is none.
     """
@@ -76,7 +76,7 @@ def _prompt(line: str, place: str, as_json: bool) -> Prompt:
 
 
 def drawn(count: int, seed: int) -> list[Prompt]:
-    """So many texts: lists that are copied, counting, look-ups of earlier pairs, code, shared beginnings, one word.
+    """Draw texts: lists that are copied, counting, look-ups of earlier pairs, code, shared beginnings, one word.
 
     A model attends to exact places in these, so a place that is off by one changes its choice.
 
@@ -125,7 +125,7 @@ def _code(rng: random.Random) -> str:
 
 
 def _shared(rng: random.Random) -> str:
-    """A beginning that many prompts share, cut at some place, so that prefix caches are hit in and between blocks."""
+    """Draw a beginning that many prompts share, so that prefix caches are hit in and between blocks."""
     text = "The following list holds the names of all rooms, each with the number of its door.\n" * 4
     return text[: rng.randint(20, len(text))] + f"{rng.choice(_WORDS)} {rng.randint(1, 99)}, "
 

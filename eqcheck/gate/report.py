@@ -1,4 +1,4 @@
-"""A gate as data, and as a page; `eqcheck.gate.sentences` has its words."""
+"""A gate as data and as a page; `eqcheck.gate.sentences` makes its words."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line, printable
 from eqcheck.gate.answers import ServerError, acceptance, acceptance_of_positions
-from eqcheck.gate.cause import EditCause, cause
+from eqcheck.gate.cause import UNATTRIBUTED, EditCause, cause
 from eqcheck.gate.conditions import conditions_of
 from eqcheck.gate.lengths import LENGTHS
 from eqcheck.gate.reproduction import TRIES, Requests, SmallestSearch, curls, sampled_script, script
-from eqcheck.gate.rows import ENDS, Row
+from eqcheck.gate.rows import ENDS, Row, Wanted, second_choices
 from eqcheck.gate.run import Gate
-from eqcheck.gate.sentences import explained, text_of, where
+from eqcheck.gate.sentences import condition_line, explained, sections, summary, text_of, verdict_of
 from eqcheck.report.checks import Check, Status
 from eqcheck.report.templates import page
 from eqcheck.truth.evidence import CROSSES
@@ -28,7 +28,7 @@ LOOKED_AT = 3  # wrong rows; one is to be shown again
 
 
 def built(gate: Gate, redact: bool = False) -> dict[str, Any]:
-    """The report: verdict, noise, threshold, evidence, speeds, and a violation for each way in which rows are wrong."""
+    """Return the report: verdict, noise, threshold, evidence, speeds, and a violation for each way to be wrong."""
     violations = [] if gate.verdict != "violation" else _violations(gate, redact)
     greedy, sampled = (sum(bool(row.asked.temperature) == yes for row in gate.rows) for yes in (False, True))
     return {
@@ -39,6 +39,7 @@ def built(gate: Gate, redact: bool = False) -> dict[str, Any]:
         "visible_laws": gate.sampled.visible,
         "draft": gate.draft.url if gate.draft is not None else None,
         "requests": len(gate.rows),
+        "requested": gate.settings.requests,
         "greedy": greedy,
         "sampled": sampled,
         "tokens": sum(len(row.answer.tokens) for row in gate.rows),
@@ -69,7 +70,7 @@ def built(gate: Gate, redact: bool = False) -> dict[str, Any]:
 
 
 def _noise(gate: Gate) -> dict[str, Any]:
-    """The noise, as measured."""
+    """Return the noise as measured."""
     return {
         "greatest_gap_of_control": max((row.gap for row in gate.control), default=0.0),
         "greatest_change_of_a_score": gate.noise,
@@ -98,7 +99,7 @@ def _violations(gate: Gate, redact: bool) -> list[dict[str, Any]]:
             (row for row in gate.greedy if row.beyond(gate.threshold) is not None), key=lambda row: row.request
         )
         only_beside = any(row.beside for row in rows) and _only_beside(gate, rows)
-        why = EditCause("sampling", "greedy-drawn") if only_beside else cause(gate, rows)
+        why = EditCause("sampling", "greedy-drawn") if only_beside else _searched(gate, rows)
         made.append(_violation(gate, why, rows, redact))
     if gate.sampled.log_evidence >= math.log(CROSSES):
         why = EditCause("sampling", "stray-law", gate.sampled.best.name)
@@ -106,8 +107,16 @@ def _violations(gate: Gate, redact: bool) -> list[dict[str, Any]]:
     return made
 
 
+def _searched(gate: Gate, rows: Sequence[Row]) -> EditCause:
+    """Search the cause; the verdict stands without it if a server stops answering."""
+    try:
+        return cause(gate, rows)
+    except ServerError:
+        return UNATTRIBUTED
+
+
 def _only_beside(gate: Gate, rows: Sequence[Row]) -> bool:
-    """Whether greedy rows are wrong beside sampled rows alone: asked again without these, they are right."""
+    """Return whether greedy rows are wrong only together with sampled rows, and right without them."""
     again = gate.speculative.each(gate.speculative.complete, [row.asked for row in rows[:12]], rows[0].concurrency)
     gaps = [
         max((place.gap for place in gate.plain.scored(answer.prompt, answer.tokens)), default=0.0) for answer in again
@@ -121,6 +130,7 @@ def _violation(gate: Gate, why: EditCause, rows: Sequence[Row], redact: bool) ->
     at = len(first.answer.tokens) - 1 if at is None or why.kind in ENDS else at
     place = first.places[at] if at < len(first.places) else None
     conditions = conditions_of(gate, rows) if why.kind != "stray-law" else {}
+    said, condition = explained(gate, why, rows), condition_line(conditions)
     made = {
         "fingerprint": why.fingerprint,
         "component": why.component,
@@ -134,20 +144,25 @@ def _violation(gate: Gate, why: EditCause, rows: Sequence[Row], redact: bool) ->
             "gap": round(place.gap, 6) if place is not None else 0.0,
         },
         "conditions": conditions,
-        "explanation": " ".join([explained(gate, why, rows), *where(conditions)]),
+        "cause": {"certainty": said.certainty, "text": said.cause, "evidence": said.evidence},
+        "explanation": " ".join([said.cause, said.evidence, *([f"Wrong {condition}."] if condition else [])]),
     }
+    if why.kind not in ENDS and why.kind != "stray-law":
+        seconds = second_choices(gate.greedy, gate.threshold)
+        made["second_choices"] = {"wrong_tokens": seconds.wrong, "second": seconds.second}
     return made if redact else made | _shown(gate, why, rows, at)
 
 
 def _shown(gate: Gate, why: EditCause, rows: Sequence[Row], at: int) -> dict[str, Any]:
-    """Commands that show a wrong row, and the smallest requests that do so each time, with a script."""
+    """Return commands that show a wrong row, and the smallest requests that do so each time, with a script."""
     if not gate.plain.url.startswith("http"):
         asked, tokens = rows[0].asked, list(rows[0].answer.tokens)
-        return {"row": {"prompt": list(rows[0].answer.prompt), "max_tokens": asked.max_tokens, "observed": tokens}}
+        shown: dict[str, Any] = {"prompt": list(rows[0].answer.prompt), "max_tokens": asked.max_tokens}
+        return {"row": shown | {"observed": tokens}, "compared": _compared(gate, why, rows[0], at)}
     if why.kind == "stray-law":
         asked = replace(rows[0].asked, prompt=rows[0].answer.prompt)
-        shown = sampled_script(gate, asked)
-        return {"curl": curls(gate, Requests((asked,), 0))} | ({"script": shown} if shown else {})
+        lines = sampled_script(gate, asked)
+        return {"curl": curls(gate, Requests((asked,), 0))} | ({"script": lines} if lines else {})
     search = SmallestSearch(gate, why.kind, why.edit)
     tried = (search.smallest(row) for row in rows[:LOOKED_AT])
     try:
@@ -156,9 +171,8 @@ def _shown(gate: Gate, why: EditCause, rows: Sequence[Row], at: int) -> dict[str
         case = None
     if case is None or search.row is None:
         limit = rows[0].asked.max_tokens if why.kind in ENDS else at + 1
-        return {
-            "curl": curls(gate, Requests((replace(rows[0].asked, prompt=rows[0].answer.prompt, max_tokens=limit),), 0))
-        }
+        asked = replace(rows[0].asked, prompt=rows[0].answer.prompt, max_tokens=limit)
+        return {"curl": curls(gate, Requests((asked,), 0)), "compared": _compared(gate, why, rows[0], at)}
     smallest: dict[str, Any] = {
         "at_once": len(case.requests),
         "prompt_tokens": len(search.row.answer.prompt),
@@ -166,34 +180,73 @@ def _shown(gate: Gate, why: EditCause, rows: Sequence[Row], at: int) -> dict[str
     }
     smallest |= {"max_tokens": search.row.asked.max_tokens, "observed": list(search.row.answer.tokens), "at": search.at}
     natively = gate.speculative.native or gate.plain.native  # the script speaks OpenAI's completions
-    shown = "" if natively else script(gate, case, None if why.kind in ENDS else search.at)
+    lines = "" if natively else script(gate, case, None if why.kind in ENDS else search.at)
     return {
         "curl": curls(gate, case),
-        "smallest": smallest | {"tries": TRIES, "script": shown},
+        "smallest": smallest | {"tries": TRIES, "script": lines},
+        "compared": _compared(gate, why, search.row, search.at),
     }
 
 
+def _compared(gate: Gate, why: EditCause, row: Row, at: int) -> dict[str, Any] | None:
+    """Return the row, what the plain server returns for it, and the first token that differs; None if it is down now.
+
+    For a wrong token the plain server continues the row's own tokens before it: rounding may lead it elsewhere sooner.
+    """
+    prompt, got = row.answer.prompt, list(row.answer.tokens)
+    wanted = replace(row.asked, prompt=prompt, seed=None)
+    ends = why.kind in ENDS
+    try:
+        expected = list(gate.plain.complete(wanted).tokens)
+        if not ends and expected[:at] != got[:at]:
+            rest = Wanted((*prompt, *got[:at]), max(1, wanted.max_tokens - at), stops=wanted.stops)
+            expected = [*got[:at], *gate.plain.complete(rest).tokens]
+    except ServerError:
+        return None
+    differing = (place for place, pair in enumerate(zip(expected, got, strict=False)) if pair[0] != pair[1])
+    index = next(differing, min(len(expected), len(got))) if ends else at
+    gap = 0.0 if ends or at >= len(row.places) else round(row.places[at].gap, 6)
+    return {"prompt": list(prompt), "expected": expected, "got": got, "index": index, "gap": gap}
+
+
 def checks_of(report: Mapping[str, Any]) -> list[Check]:
-    """The gate as checks for a CI server: its verdict, and each violation."""
+    """Return the gate as checks for a CI server: its verdict, and each violation."""
     status: dict[str, Status] = {"violation": "failed", "inconclusive": "inconclusive"}
     verdict, said = report["verdict"], printable(text_of(report))
     checks = [Check("verdict", status.get(verdict, "passed"), f"{verdict}, {report['tokens']} tokens", said)]
     return [*checks, *(Check(one["fingerprint"], "failed", one["explanation"]) for one in report["violations"])]
 
 
-def page_of(report: Mapping[str, Any], gaps: Mapping[str, Sequence[float]]) -> str:
-    """A page with the greatest gap of each row of both servers on one axis, from 0.001 nats on, logarithmic."""
+def page_of(report: Mapping[str, Any], gaps: Mapping[str, Sequence[float]], out: str = "") -> str:
+    """Return the report as a page, with the largest gap of each row of both servers on a logarithmic axis."""
 
     def x(gap: float) -> float:
         return round(100 + 140 * min(4.0, max(0.0, 3 + math.log10(max(gap, 1e-9)))), 1)
 
     marks = {name: [(x(gap), 3 * (at % 9) - 12) for at, gap in enumerate(values)] for name, values in gaps.items()}
-    said, limit = printable(text_of(report)), x(report["threshold"])
-    return page("eqcheck gate", "gate.jinja", report=report, marks=marks, limit=limit, said=said)
+    return page(
+        "eqcheck gate",
+        "gate.jinja",
+        report=report,
+        verdict=verdict_of(report),
+        sections=sections(report, out),
+        summary=summary(report),
+        tables=_tables(report),
+        marks=marks,
+        limit=x(report["threshold"]),
+    )
+
+
+def _tables(report: Mapping[str, Any]) -> list[list[tuple[str, str, int, int]]]:
+    """Return for each violation the rows of its table of conditions: name, value, wrong rows, all rows."""
+    return [
+        [(name, value, *count) for name, counts in violation["conditions"].items() for value, count in counts.items()]
+        for violation in report["violations"]
+    ]
 
 
 def earlier(path: Path) -> dict[str, Any]:
-    """The report of an earlier gate; `UsageError` for a file that is none."""
+    """Read the report of an earlier gate; `UsageError` for a file that is none."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""The smallest requests that show a wrong row again: fewer at once, a shorter prompt, an option less."""
+"""Search the smallest requests that show a wrong row again: fewer at once, a shorter prompt, an option less."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Requests(NamedTuple):
     shown: int
 
     def but(self, number: int, **changes: Any) -> Requests:
-        """With one request changed."""
+        """Return these requests with one changed."""
         changed = replace(self.requests[number], **changes)
         return Requests((*self.requests[:number], changed, *self.requests[number + 1 :]), self.shown)
 
@@ -41,13 +41,13 @@ class SmallestSearch:
         self.row: Row | None = None
 
     def smallest(self, wrong: Row) -> Requests | None:
-        """None where the row is right in a try, both alone and with the rows that were decoded beside it."""
+        """Return the smallest case; None if the row is right in a try, alone and with the rows that ran with it."""
         number = next(at for at, row in enumerate(self.gate.rows) if row is wrong)
         first = max(number - wrong.place, number - wrong.concurrency + 1)
         beside = self.gate.rows[first : first + wrong.concurrency]
         whole = Requests(tuple(replace(row.asked, prompt=row.answer.prompt) for row in beside), number - first)
         case = next((one for one in (Requests((whole.requests[whole.shown],), 0), whole) if self._shows(one)), None)
-        for smaller in (_fewer, _plainer, _shorter):
+        for smaller in (_fewer, _plainer, _shorter, _plainer):  # a shorter prompt may be wrong sooner
             while case is not None and (
                 found := next((each for each in smaller(case, self.at) if self._shows(each)), None)
             ):
@@ -56,7 +56,7 @@ class SmallestSearch:
 
     @property
     def at(self) -> int:
-        """The wrong token of the row: the first that exceeds, or else the last."""
+        """Return the index of the wrong token: the first that exceeds, or else the last."""
         assert self.row is not None
         beyond = None if self.kind in ENDS else self.row.beyond(self.gate.threshold)
         return len(self.row.answer.tokens) - 1 if beyond is None else beyond
@@ -83,7 +83,7 @@ class SmallestSearch:
 
 
 def _fewer(case: Requests, at: int) -> Iterator[Requests]:
-    """All other requests left out, then half of them, at last one."""
+    """Leave out all other requests, then half of them, at last one."""
     numbers = range(len(case.requests))
     size = len(numbers) - 1
     while size:
@@ -95,7 +95,7 @@ def _fewer(case: Requests, at: int) -> Iterator[Requests]:
 
 
 def _plainer(case: Requests, at: int) -> Iterator[Requests]:
-    """A smaller limit of the row, then an option less in a request."""
+    """Lower the limit of the row, then leave out an option of a request."""
     limit = case.requests[case.shown].max_tokens
     smaller = [case.but(case.shown, max_tokens=each) for each in (at + 1, limit // 2) if 0 < each < limit]
     for number in range(len(case.requests)):
@@ -104,7 +104,7 @@ def _plainer(case: Requests, at: int) -> Iterator[Requests]:
 
 
 def _shorter(case: Requests, at: int) -> Iterator[Requests]:
-    """A prompt by half of it shorter, then a quarter, at last one token. Its first may be special, and stays."""
+    """Shorten a prompt by half, then by a quarter, at last by one token. Its first may be special, and stays."""
     for number, one in enumerate(case.requests):
         cut = len(one.prompt) // 2
         while cut:
@@ -113,7 +113,7 @@ def _shorter(case: Requests, at: int) -> Iterator[Requests]:
 
 
 def curls(gate: Gate, case: Requests) -> dict[str, str]:
-    """A command for each server: all requests at once for the speculative one, the wrong one for the plain one."""
+    """Return a curl command for each server: all requests for the speculative one, the wrong one for the plain one."""
 
     def line(server: Any, asked: Sequence[Wanted]) -> str:
         calls = (server.call(one) for one in asked)
@@ -127,13 +127,13 @@ def curls(gate: Gate, case: Requests) -> dict[str, str]:
 
 
 def script(gate: Gate, case: Requests, at: int | None) -> str:
-    """A script of the standard library that shows the wrong row on both servers, and its wrong token if it has one."""
+    """Return a script of the standard library that shows the wrong row, and its wrong token, on both servers."""
     servers = tuple((server.url, server.model) for server in (gate.speculative, gate.plain))
     told = _SCRIPT.format(servers=servers, bodies=[one.body("") for one in case.requests], shown=case.shown)
     return told if at is None else told + _BEHIND.format(at=at)
 
 
-_SCRIPT = '''"""A wrong row of a server that speculates, beside the plain server's. Written by eqcheck gate."""
+_SCRIPT = '''"""Show a wrong row of a server with speculation and the plain server's row. Written by eqcheck gate."""
 import json, os, urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -154,23 +154,23 @@ def ask(server, body):
 with ThreadPoolExecutor(len(REQUESTS)) as pool:
     tokens, reason = list(pool.map(lambda body: ask(SPECULATIVE, body), REQUESTS))[SHOWN]
 row = REQUESTS[SHOWN]
-print("speculative:", len(tokens), "of", row["max_tokens"], "tokens,", reason, tokens)
-print("plain:", *ask(PLAIN, row))
+for name, (ids, end) in (("expected", ask(PLAIN, row)), ("got", (tokens, reason))):
+    print(f"{{name:9}}", *(f"{{token:6}}" for token in ids), f"  {{len(ids)}} of {{row['max_tokens']}} tokens, {{end}}")
 '''
-_BEHIND = """behind = row | {{"prompt": row["prompt"] + tokens[:{at}], "max_tokens": 1}}
-print("token {at} is", tokens[{at}], "and the plain server's behind the same tokens", ask(PLAIN, behind)[0][0])
+_BEHIND = """after = row | {{"prompt": row["prompt"] + tokens[:{at}], "max_tokens": 1}}
+print("token {at} is", tokens[{at}], "but after the same tokens the plain server returns", ask(PLAIN, after)[0][0])
 """
 
 
 def sampled_script(gate: Gate, asked: Wanted) -> str:
-    """A script that draws a request many times on both servers, and has the plain one score the rows, as vLLM does."""
+    """Return a script that samples a request many times on both servers and has the plain one score the rows."""
     if gate.plain.scoring != "prompt_logprobs":
         return ""
     servers = tuple((server.url, server.model) for server in (gate.speculative, gate.plain))
     return _SAMPLED_SCRIPT.format(servers=servers, body=replace(asked, seed=None).body(""), rows=ROWS)
 
 
-_SAMPLED_SCRIPT = '''"""A sampled request, drawn often on two servers; the plain one scores rows. By eqcheck gate."""
+_SAMPLED_SCRIPT = '''"""Sample a request often on two servers; the plain one scores rows. Written by eqcheck gate."""
 import json, os, urllib.request
 from concurrent.futures import ThreadPoolExecutor
 

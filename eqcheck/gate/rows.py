@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 from eqcheck.gate.answers import Scored
 
 LIKELIEST, LIKELIEST_SAMPLED = 5, 20  # tokens whose scores a referee tells beside the row's own
+LEAST_SECOND = 5  # wrong tokens: of fewer nothing is said
 PIECE = 5  # tokens of a call that verifies four drafts
 WITHOUT_CUTS = {"top_k": -1, "top_p": 1.0, "min_p": 0.0}
 ENDS = ("over-length", "past-eos", "premature-stop")
@@ -26,7 +28,7 @@ class Wanted:
     stops: tuple[int, ...] = ()
 
     def body(self, model: str) -> dict[str, Any]:
-        """The request as OpenAI's completions have it, with the options of vLLM that return ids."""
+        """Return the request in the form of OpenAI's completions, with the options of vLLM that return ids."""
         prompt = self.prompt if isinstance(self.prompt, str) else list(self.prompt)
         body: dict[str, Any] = {"model": model, "prompt": prompt, "max_tokens": self.max_tokens}
         body |= {"temperature": self.temperature, "logprobs": LIKELIEST, "return_token_ids": True}
@@ -37,7 +39,7 @@ class Wanted:
         return body | ({"stop_token_ids": list(self.stops)} if self.stops else {})
 
     def native(self) -> dict[str, Any]:
-        """The request as SGLang's own ``/generate`` has it; its prompt is ids."""
+        """Return the request in the form of SGLang's own ``/generate``; its prompt is ids."""
         options: dict[str, Any] = {"max_new_tokens": self.max_tokens, "temperature": self.temperature}
         options |= WITHOUT_CUTS if self.temperature else {}
         options |= {"sampling_seed": self.seed} if self.seed is not None else {}
@@ -78,32 +80,82 @@ class Row:
 
     @property
     def gap(self) -> float:
-        """The greatest gap of its tokens."""
+        """Return the largest gap of its tokens."""
         return max((place.gap for place in self.places), default=0.0)
 
     @property
     def told(self) -> bool:
-        """Whether the servers told its tokens, and how they are seen."""
+        """Return whether the servers gave its token ids and all scores."""
         seen = len(self.answer.tokens), len(self.places), len(self.by_draft)
         return not self.answer.untold and len({*seen[: 3 if self.asked.temperature else 2]}) == 1
 
     @property
     def furthest(self) -> int:
-        """The token with the greatest gap."""
+        """Return the index of the token with the largest gap."""
         return max(range(len(self.places)), key=lambda at: self.places[at].gap, default=0)
 
     def beyond(self, threshold: float) -> int | None:
-        """The first token whose gap exceeds."""
+        """Return the index of the first token whose gap exceeds the threshold."""
         return next((at for at, place in enumerate(self.places) if place.gap > threshold), None)
 
     def wrong_end(self, ends: Sequence[int]) -> str:
-        """The kind of a wrong end, empty for a right one. ``ends`` are ids behind which rows end."""
+        """Return the kind of a wrong end, empty for a right one. ``ends`` are ids that end a row."""
         tokens, limit = self.answer.tokens, self.asked.max_tokens
         if any(token in (*self.asked.stops, *ends) for token in tokens[:-1]):
             return "past-eos"
         if len(tokens) > limit:
             return "over-length"
         return "premature-stop" if self.answer.finish_reason == "length" and len(tokens) < limit else ""
+
+
+class SecondChoices(NamedTuple):
+    """Counts of the wrong tokens of greedy rows, and of those that are the referee's second choice.
+
+    ``farthest`` is the largest gap of a wrong token. ``log10_chance`` is the chance, as a logarithm, that all of them
+    are second choices if wrong tokens fall at random among the referee's second to fifth. ``log10_limit`` is the
+    chance that no gap exceeds ``farthest`` if the second choice is returned at places drawn at random: acceptance with
+    a threshold has such a limit, other faults have none.
+    """
+
+    wrong: int
+    second: int
+    farthest: float
+    log10_chance: float
+    log10_limit: float
+
+    @property
+    def all_second(self) -> bool:
+        """Return whether all wrong tokens are second choices, and are enough to say so."""
+        return self.second == self.wrong >= LEAST_SECOND
+
+
+def second_choices(rows: Sequence[Row], threshold: float) -> SecondChoices:
+    """Count the wrong tokens that are the referee's second choice, or as good as that within its noise.
+
+    >>> from eqcheck.gate.answers import Scored
+    >>> def row(token): return Row(0, Wanted((1,), 1), Completed((token,), None, (1,)), (place(token),), 1, 0)
+    >>> def place(token): return Scored(token, scores[token], 1, scores)
+    >>> scores = {1: -0.5, 2: -1.0, 3: -4.0, 4: -5.0, 5: -6.0}
+    >>> second_choices([row(1)] * 9 + [row(2)] * 5, 0.1)[:3], second_choices([row(3)], 0.1)[:2]
+    ((5, 5, 0.5), (1, 0))
+    """
+    wrong = second = 0
+    farthest = log10_chance = 0.0
+    seconds = []
+    for place in (place for row in rows for place in row.places):
+        others = sorted((score for token, score in place.likeliest.items() if token != place.best), reverse=True)[:4]
+        if not others:
+            continue
+        as_good = sum(score >= others[0] - threshold for score in others)
+        if (gap := place.likeliest[place.best] - others[0]) > threshold:
+            seconds.append(gap)
+        if place.gap > threshold:
+            wrong, farthest = wrong + 1, max(farthest, place.gap)
+            second += place.score >= others[0] - threshold
+            log10_chance += math.log10(as_good / len(others))
+    share = sum(gap <= farthest for gap in seconds) / len(seconds) if seconds else 1.0
+    limit = min(0.0, math.log10(wrong) + wrong * math.log10(share)) if wrong and share else 0.0
+    return SecondChoices(wrong, second, farthest, log10_chance, limit)
 
 
 class Speed(NamedTuple):
@@ -113,10 +165,10 @@ class Speed(NamedTuple):
     seconds: float = 0.0
 
     def plus(self, rows: Sequence[Row], seconds: float) -> Speed:
-        """With these rows."""
+        """Return the speed with these rows added."""
         return Speed(self.tokens + sum(len(row.answer.tokens) for row in rows), self.seconds + seconds)
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Return tokens per second."""
         return self.tokens / self.seconds if self.seconds else 0.0

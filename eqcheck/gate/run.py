@@ -1,4 +1,4 @@
-"""A gate: rows of both servers, chunk by chunk, until the evidence crosses, the requests are done, or time is over."""
+"""Run a gate: rows of both servers, chunk by chunk, until evidence, requests or time are enough."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Gate:
     prompts: Sequence[Prompt]
     settings: Settings
     draft: Server | None = None  # a server of the draft model; the plain server stands in for it else
-    tell: Callable[[str], None] = lambda text: None
+    tell: Callable[[Gate], None] = lambda gate: None  # after each chunk
     rows: list[Row] = field(default_factory=list)
     control: list[Row] = field(default_factory=list)
     bets: dict[str, Exceedances] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Gate:
                 if not chunk:
                     check_plain(self.plain)
                 chunk, asked = chunk + 1, asked + size
-                self.tell(self.progress)
+                self.tell(self)
             self.out_of_time = asked < self.most and not self.crossed
         except KeyboardInterrupt:
             self.interrupted = True
@@ -112,7 +112,7 @@ class Gate:
 
     @property
     def doubtful(self) -> bool:
-        """Whether there is more evidence than a right server leaves in all but one gate of a hundred.
+        """Return whether the evidence is above the 99th percentile of a correct server.
 
         A gate whose time was over asked fewer rows than it was to ask: there any evidence is a doubt.
         """
@@ -120,46 +120,39 @@ class Gate:
 
     @property
     def most(self) -> int:
-        """The requests that it makes at most: twice as many where these leave a doubt."""
+        """Return how many requests the gate makes at most: twice as many while the evidence is in doubt."""
         return self.settings.requests * (1 + self.doubtful)
 
     @property
     def greedy(self) -> list[Row]:
-        """The greedy rows of the speculative server."""
+        """Return the greedy rows of the speculative server."""
         return [row for row in self.rows if not row.asked.temperature]
 
     @property
-    def progress(self) -> str:
-        """How far it is."""
-        tokens, spent = sum(len(row.answer.tokens) for row in self.rows), time.monotonic() - self.began
-        said = f"evidence 1e{self.log_evidence / math.log(10):.1f}, 1e{math.log10(CROSSES):.0f} decides"
-        return f"{len(self.rows)} of {self.most} requests, {tokens} tokens in {spent:.0f} s; {said}"
-
-    @property
     def log_greedy(self) -> float:
-        """The evidence against greedy rows, as a logarithm."""
+        """Return the evidence against greedy rows, as a logarithm."""
         return together([bet.log_evidence for bet in self.bets.values()]) if self.bets else 0.0
 
     @property
     def log_evidence(self) -> float:
-        """The evidence that decides: the mean of that against greedy rows, sampled ones, and the lengths of both."""
+        """Return the evidence that decides: the mean over greedy rows, sampled ones, and the lengths of both."""
         main = [self.log_greedy, self.sampled.log_evidence] if self.settings.temperature else [self.log_greedy]
         return together([together(main), self.lengths.log_evidence], [1 - OF_LENGTHS, OF_LENGTHS])
 
     @property
     def crossed(self) -> bool:
-        """Whether the evidence decides, or two rows end as no right server ends them."""
+        """Return whether the evidence decides, or two rows end as no correct server ends them."""
         certain = max(self.wrong_ends.values(), default=0)
         return self.log_evidence >= math.log(CROSSES) or certain > 1
 
     @property
     def threshold(self) -> float:
-        """A greedy token whose gap is beyond it exceeds all of the control, and twice as much."""
+        """Return the gap beyond which a greedy token is wrong: twice the largest of the control."""
         return self.bets["all"].threshold if "all" in self.bets else 0.0
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """Ids behind which the plain server ended a row by itself."""
+        """Return the ids after which the plain server ended a row by itself."""
         own = Counter(
             row.answer.tokens[-1]
             for row in self.control
@@ -170,14 +163,14 @@ class Gate:
 
     @property
     def wrong_ends(self) -> Counter[str]:
-        """Rows that end wrongly, by kind; a kind that the control has too is the server's way."""
+        """Count rows that end wrongly, by kind; a kind that the control has too is the server's way."""
         usual, ends = {row.wrong_end(()) for row in self.control}, self.ends
         kinds = Counter(row.wrong_end(ends) for row in self.rows)
         return Counter({kind: count for kind, count in kinds.items() if kind and kind not in usual})
 
     @property
     def visible(self) -> float:
-        """The share of the control's places at which the second choice lies beyond the threshold."""
+        """Return the share of the control's places at which the second choice lies beyond the threshold."""
         seconds = [
             max(place.likeliest.values()) - sorted(place.likeliest.values())[-2]
             for row in self.control
@@ -188,7 +181,7 @@ class Gate:
 
     @property
     def lacking(self) -> int:
-        """How many more requests a fault of one token in 40, or the doubt that is there, would need; 0 for enough."""
+        """Return how many more requests a fault in one token of 40, or the doubt, would need; 0 for enough."""
         if self.doubtful and not self.crossed:
             return math.ceil(len(self.rows) * (math.log(CROSSES) / self.log_evidence - 1))
         greedy = self.greedy
@@ -211,11 +204,11 @@ class Gate:
 
     @property
     def cache_broken(self) -> bool:
-        """Whether the plain server's scores change more than rounding can, where it scores some tokens at a time."""
+        """Return whether scores of the plain server change more than rounding can when it scores in pieces."""
         return (self.in_pieces or 0.0) > BROKEN
 
     def _chunk(self, numbers: Sequence[int], at_once: int) -> None:
-        """A chunk: the control twice, the second time in the other order, then the speculative server."""
+        """Run a chunk: the control twice, the second time in the other order, then the speculative server."""
         asked = [self._asked(number) for number in numbers]
         first = self._decoded("plain", self.plain, numbers, self._seeded(asked, "first"), at_once)
         asked = [self._with_stop(number, one, row) for number, one, row in zip(numbers, asked, first, strict=True)]
@@ -226,8 +219,8 @@ class Gate:
         self.untold += len(rows) - len(told)
         if 2 * len(told) < len(rows):
             raise ServerError(
-                f"{self.plain.url}: expected ids and scores of rows, got none of most; llama.cpp tells none within a "
-                "character; give other --prompts"
+                f"{self.plain.url}: expected ids and scores of rows, got none of most (llama.cpp leaves them out "
+                "where a row ends within a character); give other --prompts"
             )
         control = [row for _, *controls in told for row in controls if not row.asked.temperature]
         self.control += control
@@ -246,14 +239,14 @@ class Gate:
         self.rows += [row for row, *_ in told]
 
     def _seeded(self, asked: Sequence[Wanted], name: str) -> list[Wanted]:
-        """The same requests, the sampled ones with seeds that no other rows have."""
+        """Return the same requests, the sampled ones with seeds that no other rows have."""
         rng = random.Random(f"eqcheck gate {self.settings.seed} {name} {len(self.rows)}")
         return [replace(one, seed=rng.getrandbits(31)) if one.temperature else one for one in asked]
 
     def _decoded(
         self, name: str, server: Server, numbers: Sequence[int], asked: Sequence[Wanted], at_once: int
     ) -> list[Row]:
-        """The rows of a chunk, so many at once; the referee sees them behind all of them, so that it is not timed."""
+        """Decode the rows of a chunk, so many at once; the referee scores them afterwards, so that it is not timed."""
         began, calls = time.monotonic(), server.calls
         answers = server.each(server.complete, asked, at_once)
         seconds, stored = time.monotonic() - began, server.calls == calls
@@ -273,13 +266,13 @@ class Gate:
         return rows
 
     def seen(self, answer: Completed) -> tuple[Scored, ...]:
-        """How the referee sees the tokens of an answer; empty where it does not tell."""
+        """Return how the referee scores the tokens of an answer; empty where it leaves something out."""
         with suppress(Untold):
             return tuple(self.plain.scored(answer.prompt, answer.tokens))
         return ()
 
     def by_draft(self, pair: tuple[Completed, bool]) -> tuple[Scored, ...]:
-        """How the draft, or its stand-in, sees them, if it is asked."""
+        """Return how the draft, or its stand-in, scores them, where that is wanted."""
         answer, asked = pair
         try:
             if self.draft is None or not asked:
@@ -293,7 +286,7 @@ class Gate:
             raise ServerError(f"--draft: {error}") from None
 
     def _asked(self, number: int) -> Wanted:
-        """A request: a prompt in turn, a ragged limit; of four one is greedy if rows are to be sampled.
+        """Make a request: a prompt in turn, a ragged limit; of four one is greedy if rows are sampled.
 
         Rows are half as long then: the evidence of a row is bounded, so short ones tell more of a token.
         """
@@ -305,7 +298,7 @@ class Gate:
         return Wanted(prompt, max(1, limit // 2), self.settings.temperature if number % SAMPLED_OF else 0.0)
 
     def _with_stop(self, number: int, asked: Wanted, plain: Row) -> Wanted:
-        """With a stop that the plain server emits, in every few requests, as far as it heeds stops."""
+        """Add a stop that the plain server returned, in every few requests, unless it ignores stops."""
         tokens = plain.answer.tokens
         if self.stops_heeded is False or number % STOPPED_IN or asked.temperature or len(tokens) < 4:
             return asked

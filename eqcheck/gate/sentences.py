@@ -1,112 +1,129 @@
-"""A gate in sentences: why a row is wrong, where wrong rows are, and the report for a terminal."""
+"""A gate in sentences: a report in which each violation has the form that all reports of eqcheck have.
+
+`explained` makes the words of a violation from the gate, `sections` lays out a violation of the report for terminal and
+page, and `text_of` is the whole report.
+"""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
-from textwrap import fill
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.kinds import KINDS
-from eqcheck.explanation.layout import columns
+from eqcheck.explanation.layout import WHOLE, columns, filled
 from eqcheck.explanation.records import many
-from eqcheck.gate.cause import AGAIN, BLOCK, SERVES_DRAFT, TIMES, EditCause
-from eqcheck.gate.conditions import CONCURRENCY, Counts, needed_conditions
+from eqcheck.explanation.text import WIDTH, Part, laid_out
+from eqcheck.explanation.tokens import compared, shortened
+from eqcheck.gate.cause import AGAIN, BLOCK, LOSSY, SERVES_DRAFT, TIMES, EditCause
+from eqcheck.gate.conditions import CONCURRENCY, SINCE, Counts, telling
 from eqcheck.gate.lengths import LENGTHS, SHORTEST
-from eqcheck.gate.rows import ENDS, PIECE, Row
+from eqcheck.gate.rows import ENDS, PIECE, Row, second_choices
 from eqcheck.gate.run import DOUBTS, Gate
-from eqcheck.truth.evidence import ROOM
+from eqcheck.truth.evidence import CROSSES
 
-MOST_VALUES = 7  # of a condition that a terminal shows
-
-
-def where(conditions: Counts) -> list[str]:
-    """A sentence for each condition that all wrong rows meet."""
-    said = []
-    for name, value in needed_conditions(conditions):
-        if name == CONCURRENCY:
-            said.append(f"No row is wrong with a concurrency below {value}.")
-        else:
-            said.append(f"In the table {name!r} all wrong rows stand under {value!r}.")
-    return said
+CAUSE, LIKELY, UNKNOWN = "Cause", "Likely cause", "Cause unknown"
+ROOM_OF_ROWS = 56  # characters for the tokens of a row: they fit into 80 with their labels
+DECIDES = f"10^{math.log10(CROSSES):.0f}"
+LONG_CURL = 420  # characters: a longer command fills the screen, and is left to the JSON
 
 
-def explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> str:
-    """The cause in plain sentences."""
-    first = rows[0]
+class Explained(NamedTuple):
+    """The words of a violation: how sure the cause is, the cause, and the evidence for it."""
+
+    certainty: str
+    cause: str
+    evidence: str
+
+
+# Numbers
+
+
+def power(exponent: float) -> str:
+    """Return a number as people write it, given its logarithm.
+
+    >>> [power(log10) for log10 in (-3.0, -0.2, 0.18, 2.5, 8.94)]
+    ['below 0.01', '0.6', '1.5', '316', '10^8.9']
+    """
+    if exponent >= 4:
+        return f"10^{exponent:.1f}"
+    if exponent >= 1:
+        return f"{10**exponent:,.0f}"
+    if exponent >= 0:
+        return f"{10**exponent:.1f}"
+    return f"{10**exponent:.1g}" if exponent >= -2 else "below 0.01"
+
+
+def odds(exponent: float) -> str:
+    """Return a small probability as odds, given its logarithm.
+
+    >>> odds(-36.2), odds(math.log10(1 / 1200)), odds(-math.inf)
+    ('1 in 10^36', '1 in 1,200', 'below 1 in 10^300')
+    """
+    if exponent < -300:
+        return "below 1 in 10^300"
+    return f"1 in 10^{-exponent:.0f}" if exponent < -6 else f"1 in {float(f'{10**-exponent:.2g}'):,.0f}"
+
+
+def log10(probability: float) -> float:
+    """Return the logarithm of a probability, which may be 0."""
+    return math.log10(probability) if probability > 0 else -math.inf
+
+
+def progress(gate: Gate) -> str:
+    """Say how far a gate is."""
+    tokens, spent = sum(len(row.answer.tokens) for row in gate.rows), time.monotonic() - gate.began
+    doubled = f" (doubled from {gate.settings.requests}: evidence above {DOUBTS:.0f})" if gate.doubtful else ""
+    said = f"{len(gate.rows)} of {gate.most} requests{doubled}, {tokens:,} tokens, {spent:.0f} s"
+    return f"{said}; evidence {power(gate.log_evidence / math.log(10))} ({DECIDES} decides)"
+
+
+# The words of a violation
+
+
+def explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> Explained:
+    """Return the words for a violation whose wrong rows are these."""
     if why.edit in LENGTHS:
-        return _length(gate, why)
-    at = first.beyond(gate.threshold)
-    said = []
+        return Explained(CAUSE, *_length(gate, why))
     if why.kind in ENDS:
-        said.append(
-            f"{len(rows)} of {len(gate.rows)} rows end as no row of the plain server does: {_END[why.kind]}. In "
-            f"request {first.request} the limit is {first.asked.max_tokens}, and the row has "
-            f"{many(len(first.answer.tokens), 'new token')}."
-        )
-    elif why.kind == "stray-law":
-        said.append(
-            "Sampled rows do not follow the law of those that the plain server samples for the same requests: the "
-            f"evidence is 1e{gate.sampled.log_evidence / math.log(10):.1f}. Most of it comes from tokens "
-            f"{gate.sampled.best.expects}. {_stand_in(gate)}{_greedy_beside(gate)}".rstrip()
-        )
-    elif at is not None:
-        place = first.places[at]
-        said.append(
-            f"{len(rows)} of {len(gate.greedy)} greedy rows have a token that the plain server puts more than "
-            f"{gate.threshold:.3g} nats below its own choice. No row of the control lies beyond "
-            f"{gate.threshold / ROOM:.3g}. In request {first.request} new token {at} is id {place.token}, and id "
-            f"{place.best} is {place.gap:.3g} nats better."
-        )
-    if why.edit == AGAIN:
-        said.append(
-            f"Wrong tokens are likely ones, and the next tokens are right behind them. Asked alone {TIMES} times, "
-            f"{why.given} of {why.of} of these rows do not have the same wrong token each time."
-        )
-    elif why.edit == SERVES_DRAFT:
-        said.append(
-            f"In {why.given} of {why.of} places where the draft and the plain server differ the row has the draft's "
-            "choice: perhaps the speculative server serves the draft model, or accepts every draft."
-        )
-    elif why.edit and why.kind != "stray-law":
-        said.append(
-            f"The plain server emits {why.given} of {why.of} wrong tokens itself {_edited(gate, why.edit)}; "
-            f"chance gives so many with a probability of {why.chance:.0e}."
-        )
-    elif why.kind == "over-accept":
-        said.append(
-            f"Of {why.of} wrong tokens {why.given} are the draft's own choice, and nothing wrong stays in the context: "
-            "drafts are accepted that the target rejects."
-        )
-    elif why.kind == "wrong-correction":
-        said.append(
-            f"Of {why.of} wrong tokens {why.given} are followed by a right one, so nothing wrong stays in the context: "
-            f"tokens are chosen wrongly. {_whose(why)}"
-        )
-    elif why.kind == "greedy-drawn":
-        said.append("The same rows are right where no sampled row stands beside them.")
-    if why.component == "unattributed":
-        said.append("No single edit of a context makes the plain server emit the wrong tokens.")
-    return " ".join(said)
+        return Explained(CAUSE, *_end(gate, why, rows))
+    if why.kind == "stray-law":
+        return Explained(LIKELY, *_distribution(gate))
+    evidence = _wrong_tokens(gate, rows)
+    if second := _second(gate):
+        evidence = f"{evidence} {second}"
+    certainty = UNKNOWN if why.component == "unattributed" else LIKELY
+    return Explained(certainty, _cause(gate, why), evidence)
 
 
-_END = {
-    "over-length": "they have more tokens than they asked for",
-    "past-eos": "they go on behind a stop or the end of the text",
-    "premature-stop": "they end by no stop, and have fewer tokens than they asked for",
-}
+def _end(gate: Gate, why: EditCause, rows: Sequence[Row]) -> tuple[str, str]:
+    first = rows[0]
+    limit, tokens = first.asked.max_tokens, many(len(first.answer.tokens), "token")
+    said = {
+        "over-length": "The server returns more tokens than max_tokens allows.",
+        "past-eos": "The server goes on after a stop token or the end of the text.",
+        "premature-stop": "The server says finish_reason 'length', with fewer tokens than max_tokens.",
+    }[why.kind]
+    return said, (
+        f"{len(rows)} of {len(gate.rows)} requests end like this, and none does on the plain server; two decide. "
+        f"Request {first.request} has max_tokens {limit} and returned {tokens}."
+    )
 
 
-def _length(gate: Gate, why: EditCause) -> str:
-    """Rows that end elsewhere than the plain server's, though nothing else about their end is wrong."""
+def _length(gate: Gate, why: EditCause) -> tuple[str, str]:
+    """Return cause and evidence of rows that end elsewhere than the plain server's."""
     row, plain = gate.lengths.won[why.edit][0]
-    where = "ends before the others" if why.edit == SHORTEST else "goes on behind the end of the others"
-    return (
-        f"The plain server has up to two rows of each request. In {many(why.of, 'request')} one row {where}, and in "
-        f"{why.given} of these it is the speculative server's. In request {row.request} that row has "
-        f"{many(len(row.answer.tokens), 'new token')} and ends by {_reason(row)!r}, and the plain server's has "
-        f"{len(plain.answer.tokens)} and ends by {_reason(plain)!r}."
+    shortest = why.edit == SHORTEST
+    said = "Rows end too early: the last token or tokens are missing." if shortest else "Rows go on after their end."
+    return said, (
+        f"In {many(why.of, 'request')} one of the three rows (one speculative, two plain) ends "
+        f"{'before' if shortest else 'after'} the others; in {why.given} it is the speculative server's: "
+        f"{_found(gate)}. Request "
+        f"{row.request}: {many(len(row.answer.tokens), 'token')}, finish_reason {_reason(row)!r}; on the plain server "
+        f"{len(plain.answer.tokens)}, {_reason(plain)!r}."
     )
 
 
@@ -114,158 +131,372 @@ def _reason(row: Row) -> str:
     return one_line(str(row.answer.finish_reason), 20)
 
 
-def _stand_in(gate: Gate) -> str:
-    return "" if gate.draft is not None else "The draft's law is not known: the plain server stands in for it. "
+def _distribution(gate: Gate) -> tuple[str, str]:
+    """Return what the bet that earns most on sampled rows is on, and how many greedy rows among them are wrong, too."""
+    stand_in = (
+        ""
+        if gate.draft is not None
+        else " The draft's probabilities are not known; the plain server with a short context stands in for the draft "
+        "(--draft URL gives them)."
+    )
+    wrong = [row.gap for row in gate.greedy if row.beyond(gate.threshold) is not None]
+    beside = (
+        f" {len(wrong)} of {len(gate.greedy)} greedy requests that ran with them are wrong, too, by up to "
+        f"{max(wrong):.3g} nats."
+        if wrong
+        else ""
+    )
+    cause = f"Most of the evidence comes from tokens {gate.sampled.best.expects}; other causes are not excluded."
+    return cause, (
+        "Each request was sampled once on this server and twice on the plain one, and this server's rows stand out: "
+        f"{_found(gate)}.{stand_in}{beside}"
+    )
 
 
-def _greedy_beside(gate: Gate) -> str:
-    """The greedy rows beside sampled ones that are wrong, though they do not decide."""
-    gaps = [row.gap for row in gate.greedy if row.beyond(gate.threshold) is not None]
-    if not gaps:
+def _wrong_tokens(gate: Gate, rows: Sequence[Row]) -> str:
+    return (
+        f"{len(rows)} of {len(gate.greedy)} greedy requests have a token more than {gate.threshold:.3g} nats below the "
+        f"plain server's choice, {_LIMIT}: {_found(gate)}."
+    )
+
+
+def _found(gate: Gate) -> str:
+    found = power(gate.log_evidence / math.log(10))
+    return f"evidence {found} ({DECIDES} decides; a correct server reaches it once in a million gates)"
+
+
+_LIMIT = "twice what rounding does to its own rows"
+
+
+def _second(gate: Gate) -> str:
+    """Say so where every wrong token is the plain server's second choice."""
+    seconds = second_choices(gate.greedy, gate.threshold)
+    if not seconds.all_second:
         return ""
     return (
-        f"Of {len(gate.greedy)} greedy rows beside them {len(gaps)} have a token that lies up to {max(gaps):.3g} nats "
-        "below the plain server's own choice; no row of the control has. "
+        f"All {seconds.wrong} wrong tokens are the plain server's second choice; if they were random among its top "
+        f"five, the chance of that would be {odds(seconds.log10_chance)}."
+    )
+
+
+def _cause(gate: Gate, why: EditCause) -> str:
+    """Return the cause of wrong greedy tokens in a sentence or two."""
+    if why.edit == AGAIN:
+        return (
+            f"Sent again alone {TIMES} times, {why.given} of {why.of} of these requests do not return the same wrong "
+            "token each time. Wrong tokens are likely ones, and the tokens after them are right, as if drawn at random."
+        )
+    if why.edit == SERVES_DRAFT:
+        return (
+            f"In {why.given} of {why.of} places where draft and plain server differ, the output has the draft's "
+            "choice: the server may serve the draft model, or accept every draft."
+        )
+    if why.edit == LOSSY:
+        farthest = second_choices(gate.greedy, gate.threshold).farthest
+        return (
+            "Drafts are accepted although the target prefers another token (lossy or threshold acceptance): those at "
+            f"most {farthest:.2f} nats below its choice, and none beyond. The chance that wrong tokens keep such a "
+            f"limit by accident is {odds(log10(why.chance))}."
+        )
+    if why.component == "unattributed":
+        known = "" if gate.draft is not None else " With --draft URL the search knows the real draft tokens."
+        return (
+            "No single change of the context (a missing, repeated or rejected token, another row's token, a missing "
+            f"block) makes the plain server return most of the wrong tokens.{known}"
+        )
+    if why.kind == "over-accept":
+        return (
+            f"Drafts are accepted that the target rejects: {why.given} of {why.of} wrong tokens are the draft's own "
+            "choice, and the tokens after them are right."
+        )
+    if why.kind == "wrong-correction":
+        return (
+            f"Single tokens are chosen wrongly, the context stays right: {why.given} of {why.of} wrong tokens are "
+            f"followed by a right one. {_whose(why)}"
+        )
+    if why.kind == "greedy-drawn":
+        return "Greedy rows that run beside sampled rows are sampled, too. Sent again without these, they are right."
+    return (
+        f"{_edited(gate, why.edit)}, the plain server returns exactly the wrong tokens ({why.given} of {why.of}). "
+        f"The chance that some edit fits so often by accident is {odds(log10(why.chance))}."
     )
 
 
 def _whose(why: EditCause) -> str:
     if why.by_draft is None:
-        return "Whether they are rejected drafts is not seen: servers do not tell their drafts (--draft does)."
-    return f"Of all wrong tokens {why.by_draft[0]} of {why.by_draft[1]} are the draft's own choice."
+        return "Whether they are rejected drafts is not known: servers do not tell their drafts (--draft URL does)."
+    return f"{why.by_draft[0]} of {why.by_draft[1]} wrong tokens are the draft's own choice."
 
 
 def _edited(gate: Gate, edit: str) -> str:
     name, _, number = edit.partition(" ")
-    first, whose = int(number) * BLOCK, "its second" if gate.draft is None else "the draft's"
+    first, back = int(number) * BLOCK, many(int(number), "token")
+    whose = "the plain server's second choice stands in for it" if gate.draft is None else "the draft's choice"
     return {
-        "without": f"if the token {number} before the last is left out",
-        "twice": f"if the token {number} before the last stands twice",
-        "draft": f"if {whose} choice stays in the context, {many(int(number), 'token')} back",
-        "drafts": "if each rejected draft stays in the context",
-        "row": f"behind the text of the row at {number}",
-        "input": f"if the last token is that of the row at {number}",
-        "block": f"if the tokens {first} to {first + BLOCK - 1} of the context are left out",
-        "behind": f"if it sees the last {number} tokens alone",
+        "without": f"If {_before(number)} is missing from the context",
+        "twice": f"If {_before(number)} is in the context twice",
+        "draft": f"If a rejected draft token stays in the context {back} back ({whose})",
+        "drafts": "If every rejected draft token stays in the context",
+        "row": f"If the context is that of the request {_next(number)}",
+        "input": f"If the last token fed is that of the request {_next(number)}",
+        "block": f"If tokens {first} to {first + BLOCK - 1} are missing from the context",
+        "behind": f"If only the last {number} tokens are in the context",
     }[name]
 
 
-def text_of(report: Mapping[str, Any]) -> str:
-    """The report for a terminal."""
-    noise, evidence = report["noise"], report["evidence"]
-    step = f"; scores are told in steps of {noise['step']:.3g}" if noise["step"] else ""
-    lines = [
-        f"{report['speculative']['url']} against {report['plain']['url']}: {report['verdict']}",
-        f"  {report['requests']} requests with {many(report['prompts'], 'prompt')} ({report['greedy']} greedy, "
-        f"{report['sampled']} sampled), "
-        f"{report['tokens']} tokens; {evidence['exceeding']} greedy rows beyond {report['threshold']:.3g} nats",
-        f"  noise: the control's {noise['control_rows']} rows are up to {noise['greatest_gap_of_control']:.3g} nats "
-        f"from the referee, and rounding changes a score by up to {noise['greatest_change_of_a_score']:.3g}{step}",
-        f"  evidence 1e{evidence['log10']:.1f}; a right server reaches 1e6 once in a million gates{_rule(report)}",
+def _before(number: str) -> str:
+    return "the token before the last one" if number == "1" else f"the token {number} places before the last one"
+
+
+def _next(number: str) -> str:
+    return "before it" if number.startswith("-") else "after it"
+
+
+# The words of conditions
+
+_PHRASES = {
+    "place in the chunk": {"first": "the first of requests that run together", "later": "requests after the first"},
+    "beside sampled rows": {"yes": "sampled rows in the batch", "no": "no sampled rows in the batch"},
+    "has a stop": {"yes": "a stop token", "no": "no stop token"},
+    "request": {"later": "later requests"},
+}
+
+
+def condition_line(conditions: Counts) -> str:
+    """Say under which condition rows are wrong, empty where chance explains all differences.
+
+    >>> condition_line({"concurrency": {"1": [0, 40], "4": [29, 30], "16": [20, 20]}})
+    'only with 4 or more requests at once (49 of 50; otherwise 0 of 40)'
+    """
+    found = telling(conditions)
+    if found is None:
+        return ""
+    counts = f"({found.wrong} of {found.rows}; otherwise {found.other_wrong} of {found.other_rows})"
+    often = "more often" if found.other_wrong else "only"
+    return f"{often} with {_phrase(found.name, found.values)} {counts}"
+
+
+def _phrase(name: str, values: Sequence[str]) -> str:
+    value = values[0]
+    if name == CONCURRENCY:
+        return f"{value} or more requests at once" if len(values) > 1 else f"{many(int(value), 'request')} at once"
+    if name == SINCE:
+        after = many(int(value), "token") if value.isdigit() else f"{value} tokens"
+        return "no rejected draft before" if value == "none before" else f"{after} after the last rejected draft"
+    if name == "prompt":
+        return f"prompts of the kind {value!r}"
+    if name == "ends by":
+        return f"finish_reason {value!r}"
+    if name == "prompt length modulo 16":
+        return f"prompt lengths of 16n + {value}"
+    if name.startswith("begins with"):
+        return f"prompts that {'begin' if value == 'yes' else 'do not begin'} like an earlier one"
+    return _PHRASES.get(name, {}).get(value, f"the {value} requests")
+
+
+# The layout of a violation
+
+
+@dataclass(frozen=True)
+class Section:
+    """A violation as it is shown: a headline, how many requests are wrong, its parts, and commands to reproduce it."""
+
+    fingerprint: str
+    meaning: str
+    count: str
+    parts: list[Part]
+    commands: list[str]
+
+
+def sections(report: Mapping[str, Any], out: str = "") -> list[Section]:
+    """Lay out the violations of a report; ``out`` is the folder that has their scripts."""
+    return [_section(violation, report, out) for violation in report["violations"]]
+
+
+def _section(violation: Mapping[str, Any], report: Mapping[str, Any], out: str) -> Section:
+    kind, cause = violation["kind"], violation["cause"]
+    of = report["sampled"] if kind == "stray-law" else report["requests"] if kind in ENDS else report["greedy"]
+    count = f"{violation['count']} of {of} {'' if kind in ENDS else 'greedy '}requests"
+    where = condition_line(violation["conditions"])
+    return Section(
+        violation["fingerprint"],
+        "greedy tokens differ from the plain server's" if kind == "unattributed" else KINDS[kind].meaning,
+        f"{of} sampled requests" if kind == "stray-law" else count,
+        [
+            *_request(violation),
+            Part(cause["certainty"], sentences=(cause["text"],)),
+            Part("Evidence", cause["evidence"]),
+            *([Part("Where", where)] if where else []),
+        ],
+        _commands(violation, out),
+    )
+
+
+def _request(violation: Mapping[str, Any]) -> list[Part]:
+    """Return the request that shows the violation, with its rows; nothing where no single request does."""
+    told, smallest = violation.get("compared"), violation.get("smallest")
+    if told is None:
+        return []
+    if smallest is None:
+        title, note = f"Request {violation['first']['request']}", "not made smaller"
+    else:
+        at_once = f"{smallest['at_once']} at once" if smallest["at_once"] > 1 else "alone"
+        title, tries = "Smallest case", smallest["tries"]
+        note = f"{at_once}, max_tokens {smallest['max_tokens']}; wrong in {tries} of {tries} tries"
+    rows = [
+        ("prompt", shortened(told["prompt"])),
+        *compared(told["expected"], told["got"], told["index"], ROOM_OF_ROWS),
     ]
-    speed = report["speed"]
-    if speed.get("plain") and speed.get("speculative"):
-        accepted = f", {report['acceptance']:.0%} of drafts accepted" if report["acceptance"] is not None else ""
-        each = ", ".join(f"{share:.0%}" for share in report["acceptance_of_positions"])
-        accepted += f" (by position {each})" if each else ""
-        lines.append(f"  speed: {speed['speculative'] / speed['plain']:.2f} times the plain server's{accepted}")
-    if noise["cache_broken"]:
-        lines.append(f"  {_broken_cache(noise)}")
-    retried = {role: calls["retried"] for role, calls in report["calls"].items() if calls["retried"]}
-    lines += [f"  {count} calls of the {role} server were made again" for role, count in retried.items()]
-    if report["too_long"]:
-        lines.append(f"  {report['too_long']} prompts were left out: the context does not hold them")
-    if report["untold"]:
-        lines.append(f"  {report['untold']} requests were left out: a server tells no ids or no scores of all tokens")
-    if report["sampled"] and report["verdict"] == "equivalent":
-        lines.append(f"  of sampled rows a temperature that is a fifth off would have been seen{_corrections(report)}")
-    if report["speculates"] is None:
-        lines.append("  whether the speculative server speculates was not seen: it tells no counts of drafts")
-    if report["stops_heeded"] is False:
-        lines.append("  stops by ids were not asked: the plain server does not heed stop_token_ids")
-    if report["verdict"] == "inconclusive":
-        lines.append(_why_not(report))
-    lines += [line for violation in report["violations"] for line in _told(violation)]
-    width = columns()
-    wrapped = (
-        line if "curl" in line else fill(line, width, subsequent_indent="    ") for line in lines if line != "  "
+    if told["gap"]:
+        rows.append(("", f"{told['gap']:.3g} nats below the plain server's choice"))
+    return [Part(title, note, rows=tuple(("", label, line) for label, line in rows))]
+
+
+def _commands(violation: Mapping[str, Any], out: str) -> list[str]:
+    """Return what shows the violation again: the script if it was written, else a curl command for each server."""
+    script = violation.get("smallest", violation).get("script")
+    if script and out:
+        return [f"python {out}/{violation['kind']}.py"]
+    told = list(violation.get("curl", {}).values())
+    if told and max(map(len, told)) <= LONG_CURL:
+        return told
+    if told:
+        return ["rerun with --out DIR for a script" if script else "rerun with --json for the curl commands"]
+    return []
+
+
+# The report
+
+
+def text_of(report: Mapping[str, Any], out: str = "") -> str:
+    """Return the report for a terminal: the leading violation and the verdict come last, and stay on the screen."""
+    width = min(columns(), WIDTH)
+    parts = [_as_text(section, width) for section in sections(report, out)][::-1]
+    said = laid_out([Part(label, text) for label, text in summary(report)], width)
+    verdict = filled(f"{report['verdict']}: {verdict_of(report)}", width, 2)
+    return "\n\n".join([*parts, "\n".join([*said, verdict])])
+
+
+def _as_text(section: Section, width: int) -> str:
+    head = f"FAIL {section.fingerprint}: {section.meaning}"
+    pad = width - len(head) - len(section.count)
+    lines = [f"{head}{' ' * pad}{section.count}"] if pad >= 2 else [head, f"  {section.count}"]
+    parts = [*section.parts, *(Part("" if at else "Reproduce", one) for at, one in enumerate(section.commands))]
+    for part in parts:
+        lines += laid_out([part], WHOLE if part.note in section.commands else width)  # a command is copied whole
+    return "\n".join(lines)
+
+
+def summary(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return labelled lines: what was compared, and how."""
+    kinds = [f"{report[kind]} {kind}" for kind in ("greedy", "sampled") if report[kind]]
+    asked = str(report["requests"]) if len(kinds) > 1 else "".join(kinds)
+    split = f" ({', '.join(kinds)})" if len(kinds) > 1 else ""
+    doubled = (
+        f" Twice as many as requested, because the evidence was above {DOUBTS:.0f}."
+        if report["requests"] > report["requested"]
+        else ""
     )
-    return "\n".join(wrapped)
-
-
-def _rule(report: Mapping[str, Any]) -> str:
-    decides = report["verdict"] == "violation" and report["evidence"]["log10"] < math.log10(
-        report["evidence"]["decides"]
-    )
-    return "; a row that breaks a rule decides without it" if decides else ""
-
-
-def _broken_cache(noise: Mapping[str, Any]) -> str:
-    change = f"changes by {noise['greatest_change_in_pieces']:.3g} nats"
-    return (
-        f"{PIECE} tokens at a time a score of the plain server {change}: its cache may be wrong; that is not taken "
-        "for noise"
-    )
-
-
-def _told(violation: Mapping[str, Any]) -> list[str]:
-    """The lines of a violation."""
     lines = [
-        "",
-        f"{violation['fingerprint']}: {violation['count']} rows",
-        f"  {KINDS[violation['kind']].meaning if violation['kind'] in KINDS.keys() - {'stray-law'} else ''}",
-        f"  {violation['explanation']}",
+        ("Compared", f"{report['speculative']['url']} with plain {report['plain']['url']}"),
+        (
+            "Requests",
+            f"{asked}{split}, {report['tokens']:,} tokens; each also sent twice to the plain server.{doubled}",
+        ),
     ]
-    for name, counts in violation["conditions"].items():
-        if len(counts) > MOST_VALUES:
-            continue  # it is in the report
-        cells = ", ".join(f"{value}: {wrong} of {all_}" for value, (wrong, all_) in counts.items())
-        lines.append(f"  {name}: {cells}")
-    if smallest := violation.get("smallest"):
+    if report["greedy"] and not report["violations"]:
         lines.append(
-            f"  smallest: {smallest['at_once']} at once, a prompt of {smallest['prompt_tokens']} tokens and a "
-            f"limit of {smallest['max_tokens']}, wrong in {smallest['tries']} of {smallest['tries']} tries"
+            (
+                "Wrong",
+                f"is a greedy token that the plain server scores more than {report['threshold']:.3g} nats below its "
+                f"own choice: {_LIMIT}",
+            )
         )
-    if violation["kind"] == "stray-law" and "curl" in violation:
-        drawn = "; the script in --out draws it often on both servers" if "script" in violation else ""
-        lines.append(f"  a single row shows little: these commands ask for the row that adds most{drawn}")
-    lines += [f"  {role}: {command}" for role, command in violation.get("curl", {}).items()]
-    return lines
+    if not report["violations"]:
+        found = power(report["evidence"]["log10"])
+        lines.append(
+            ("Evidence", f"{found}; {DECIDES} decides, and a correct server reaches it once in a million gates")
+        )
+    lines += [("Speed", _speed(report))] if report["speed"].get("plain") and report["speed"].get("speculative") else []
+    return lines + [("Note", note) for note in _notes(report)]
+
+
+def _speed(report: Mapping[str, Any]) -> str:
+    speed = report["speed"]
+    said = f"{speed['speculative'] / speed['plain']:.2f} times the plain server's"
+    if report["acceptance"] is not None:
+        said += f"; {report['acceptance']:.0%} of draft tokens accepted"
+    if each := report["acceptance_of_positions"]:
+        said += f" (by draft position: {', '.join(f'{share:.0%}' for share in each)})"
+    return said
+
+
+def _notes(report: Mapping[str, Any]) -> list[str]:
+    """Return what a reader has to know besides the verdict; nothing where all is normal."""
+    noise, notes = report["noise"], []
+    if noise["cache_broken"]:
+        notes.append(
+            f"scored {PIECE} tokens at a time, a score of the plain server changes by "
+            f"{noise['greatest_change_in_pieces']:.3g} nats: its cache may be wrong; this is not counted as rounding"
+        )
+    for role, calls in report["calls"].items():
+        if calls["retried"]:
+            notes.append(f"{many(calls['retried'], 'call')} of the {role} server failed and were sent again")
+    if report["too_long"]:
+        notes.append(f"{many(report['too_long'], 'prompt')} left out: too long for the context")
+    if report["untold"]:
+        notes.append(f"{many(report['untold'], 'request')} left out: a server did not return all ids or scores")
+    if report["sampled"] and report["verdict"] == "equivalent":
+        notes.append(f"a temperature that is 20% off would have been seen{_corrections(report)}")
+    if report["speculates"] is None:
+        notes.append("not known whether the speculative server speculates: its metrics do not count drafts")
+    if report["stops_heeded"] is False:
+        notes.append("stop tokens were not tested: the plain server ignores stop_token_ids")
+    return notes
 
 
 def _corrections(report: Mapping[str, Any]) -> str:
-    """Whether the law of a common mistake would have been seen, too."""
+    """Say whether corrections from the wrong distribution would have been seen, too."""
     if "corrections" in report["visible_laws"]:
-        return ", and corrections drawn from the target's law"
-    return "; corrections drawn from the target's law may need more, or a server of the draft (--draft)"
+        return ", and so would corrections drawn from the target's distribution"
+    return "; corrections drawn from the target's distribution may need more requests, or --draft URL"
 
 
-def _why_not(report: Mapping[str, Any]) -> str:
+def verdict_of(report: Mapping[str, Any]) -> str:
+    """Return what a verdict means, and for an inconclusive one what would decide."""
+    if report["verdict"] == "violation":
+        return "output differs from the plain server's by more than rounding"
+    if report["verdict"] == "equivalent":
+        return "no difference beyond rounding; a fault in one token of 40 would have been seen"
     if report["evidence"]["log10"] > math.log10(DOUBTS):
-        return f"  a right server leaves so much evidence in one gate of a hundred at most: {_more(report)}"
+        return f"so much evidence comes from one correct server in a hundred at most; {_more(report)}"
     if report["out_of_time"] and report["evidence"]["log10"] > 0:
-        return f"  there is some evidence, and fewer rows were asked than were to be: {_more(report)}"
+        return f"some evidence, and fewer requests than planned; {_more(report)}"
     if report["speculates"] is False:
-        return "  the speculative server counted no draft token: start it with a draft"
+        return "the speculative server counted no draft token; start it with a draft"
     if report["lacking"]:
-        law = ", or a wrong law of sampled rows," if report["sampled"] else ""
-        return f"  too few rows for a fault of one token in 40{law} to show: {_more(report)}"
+        sampled = ", or a wrong sampling distribution," if report["sampled"] else ""
+        return f"too few requests to see a fault in one token of 40{sampled}; {_more(report)}"
     if report["noise"]["visible"] < 0.25:
-        return f"  too noisy: a wrong token is beyond the noise in {report['noise']['visible']:.0%} of places"
-    return "  one row ends as no row of the plain server does; more requests would tell"
+        return (
+            f"too noisy: only in {report['noise']['visible']:.0%} of places would another token stand out from "
+            "rounding; use other prompts, or servers in a wider dtype"
+        )
+    return "one row ends as no row of the plain server does; more requests would decide"
 
 
 def _more(report: Mapping[str, Any]) -> str:
     more, total = report["lacking"], report["lacking"] + report["requests"]
+    said = f"about {many(more, 'more request')} would decide"
     if report["interrupted"]:
-        return f"{more} more requests would tell; it was interrupted, and the same command goes on if it has --out"
+        return f"{said}; it was interrupted, and the same command continues if it has --out"
     if report["out_of_time"]:
-        return f"{more} more requests would tell; the time was over (--budget)"
-    return f"{more} more requests would tell (--requests {total})"
+        return f"{said}; the time was over (--budget)"
+    return f"{said} (--requests {total})"
 
 
-def compared(report: Mapping[str, Any], before: Mapping[str, Any]) -> str:
-    """This gate beside an earlier one, a line for each figure that both have."""
+def beside(report: Mapping[str, Any], before: Mapping[str, Any]) -> str:
+    """Compare this gate with an earlier one, a line for each figure that both have."""
     lines = [f"\n\nBaseline: {one_line(str(before.get('verdict')), 20)} then, {report['verdict']} now"]
     for name, part in (("threshold", ""), ("speed", "speculative"), ("speed", "plain"), ("acceptance", "")):
         then, now = before.get(name), report[name]

@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's completions, asked for tokens and, as a referee, for the scores of tokens.
+"""Talk to a server of OpenAI's completions: it returns tokens and, as a referee, scores of tokens.
 
 Everything that it answers is taken for untrusted: a wrong type is one line, `ServerError`.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import threading
 import time
 from collections import Counter
@@ -19,7 +20,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.extras import missing
+from eqcheck.explanation.records import many
 from eqcheck.gate.answers import (
+    PROTOCOL,
     Scored,
     ServerError,
     Untold,
@@ -42,8 +45,9 @@ if TYPE_CHECKING:
     from eqcheck.gate.stored import StoredAnswers
 
 KEY = "EQCHECK_API_KEY"
-TIMEOUT_S = 300.0
+TIMEOUT_S, CONNECT_S = 300.0, 10.0
 TRIES = 7  # of a call that is answered by 429 or 5xx, or not at all; the waits double from FIRST_WAIT_S
+TIMEOUT_TRIES = 2  # each takes TIMEOUT_S: seven would be half an hour of silence
 FIRST_WAIT_S = 0.25
 LARGEST = 64 * 2**20  # bytes of an answer
 RETRIED = (408, 429, 500, 502, 503, 504)
@@ -68,7 +72,8 @@ class Server:
         key = os.environ.get(KEY)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=512, max_keepalive_connections=128)
-        self._client: httpx.Client = httpx.Client(headers=headers, timeout=TIMEOUT_S, limits=limits)
+        timeout = httpx.Timeout(TIMEOUT_S, connect=CONNECT_S)
+        self._client: httpx.Client = httpx.Client(headers=headers, timeout=timeout, limits=limits)
         self._httpx, self._lock = httpx, threading.Lock()
         self.calls = self.retried = 0
         self.answers: Counter[int | str] = Counter()
@@ -81,7 +86,8 @@ class Server:
             raise ServerError(f"{error}{hint}") from None
         if not served or not isinstance(served[0], dict) or not isinstance(served[0].get("id"), str):
             raise ServerError(
-                f"{self.url}/models: expected a list of models in 'data', got {one_line(str(served), 200)}"
+                f"{self.url}/models: expected a list of models in 'data', each with an 'id', got "
+                f"{one_line(str(served), 200)}; {PROTOCOL}"
             )
         self.model = served[0]["id"]
         longest = served[0].get("max_model_len")
@@ -91,12 +97,12 @@ class Server:
         self.stored: StoredAnswers | None = None
 
     def each(self, function: Callable[[A], B], items: Sequence[A], at_once: int) -> list[B]:
-        """The function of all items, so many at once, in the order of the items."""
+        """Return the function's value for each item, in order, so many at once."""
         with ThreadPoolExecutor(max(1, min(at_once, len(items)))) as pool:
             return list(pool.map(function, items))
 
     def complete(self, asked: Wanted) -> Completed:
-        """The row's new tokens. Raises `ServerError` where the server returns text without ids."""
+        """Return the row's new tokens. Raises `ServerError` where the server returns text without ids."""
         choice = self._generated(asked.native()) if self.native else self._choice(asked.body(self.model))
         if not self.native and tokens_of(choice)[0] is None and not isinstance(asked.prompt, str):
             with suppress(ServerError):  # if it is no SGLang
@@ -104,12 +110,12 @@ class Server:
         tokens, scores = tokens_of(choice)
         prompt = asked.prompt if not isinstance(asked.prompt, str) else as_ids(choice.get("prompt_token_ids"))
         if prompt is None or tokens is None:
-            missing = "the prompt's" if tokens is not None else "token"
+            missing = "the prompt's" if tokens is not None else "the new"
             if self._tells and prompt is not None:
                 return Completed((), None, prompt, untold=True)
             raise Untold(
-                f"{self.url}/completions: expected {missing} ids, got text alone; vLLM returns ids (return_token_ids) "
-                "from 0.10.2 on, llama.cpp (logprobs) unless a row ends within a character"
+                f"{self.url}/completions: expected the ids of {missing} tokens, got text alone; vLLM returns ids "
+                f"(return_token_ids) from 0.10.2 on, llama.cpp with logprobs; {PROTOCOL}"
             )
         with self._lock:
             self.told += counts_beside(choice)
@@ -118,7 +124,7 @@ class Server:
         return Completed(tokens, reason if isinstance(reason, str) else None, prompt, scores)
 
     def scored(self, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
-        """How the server, as a referee, sees each of these tokens behind the prompt and the tokens before it."""
+        """Score each of these tokens after the prompt and the tokens before it, as a referee."""
         if not tokens:
             return []
         if not self._scoring:
@@ -139,14 +145,14 @@ class Server:
         return [place for its, part in pairs for place in _by_generate(self, (*prompt, *its), part)]
 
     def call(self, asked: Wanted) -> tuple[str, dict[str, Any]]:
-        """The address and the body with which a row is asked for."""
+        """Return the address and the body of a request."""
         if self.native:
             return self._address("/generate", True), asked.native()
         return self._address("/completions", False), asked.body(self.model)
 
     @property
     def scoring(self) -> str:
-        """The way in which it scores: ``prompt_logprobs``, ``echo``, ``generate``, or ``step``, a token at a time."""
+        """Return how it scores: ``prompt_logprobs``, ``echo``, ``generate``, or ``step``, a token at a time."""
         return self._scoring
 
     def _way(self, prompt: Sequence[int], tokens: Sequence[int]) -> str:
@@ -158,12 +164,12 @@ class Server:
             except ServerError as error:
                 said.append(f"{name}: {error}")
         raise ServerError(
-            f"{self.url}: expected a server that scores tokens, by prompt_logprobs, by echo with logprobs, or by "
-            f"logprobs of new tokens; {one_line('; '.join(said), 400)}"
+            f"--{self.role} {self.url}: expected a server that scores given tokens (prompt_logprobs, echo with "
+            f"logprobs, or logprobs of new tokens); {PROTOCOL}. Tried {one_line('; '.join(said), 400)}"
         )
 
     def tokenized(self, text: str) -> tuple[int, ...] | None:
-        """The ids of a text, where the server tells them."""
+        """Return the ids of a text, or None if the server cannot tokenize."""
         try:
             answer = self._call("POST", "/tokenize", {"model": self.model, "prompt": text, "content": text}, root=True)
         except ServerError:
@@ -171,7 +177,7 @@ class Server:
         return as_ids(answer.get("tokens")) if isinstance(answer, dict) else None
 
     def metrics(self) -> Counter[str]:
-        """The server's counts of drafts, draft tokens and accepted ones (of each position), as far as it tells them."""
+        """Return the server's counts of drafts, draft tokens and accepted ones, as far as it has them."""
         try:
             text = str(self._call("GET", "/metrics", root=True))
         except ServerError:
@@ -205,31 +211,53 @@ class Server:
         return (self.url.removesuffix("/v1") if root else self.url) + path
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, root: bool = False) -> Any:
-        """An answer: JSON, or text where it is none. Calls that may yet succeed are made again, with longer waits."""
-        url = self._address(path, root)
+        """Return an answer: JSON, or text where it is none. Retry calls that may yet succeed, with longer waits."""
+        url, to = self._address(path, root), _to_what(body)
         for attempt in range(TRIES):
             began = time.monotonic()
             said = bytearray()
+            failed: Exception | None = None
+            status = 0
             try:
-                status: int | str = self._fetch(method, url, body, said)
+                status = self._fetch(method, url, body, said)
             except self._httpx.HTTPError as error:
-                if isinstance(error, self._httpx.ConnectError) and not self.model:
-                    raise ServerError(f"{url}: no server answers: {one_line(str(error), 200)}") from None
-                status = type(error).__name__
-            except ValueError as error:  # an address that is none
-                raise ServerError(f"{url}: {one_line(str(error), 200)}") from None
+                failed = error
+                if isinstance(error, self._httpx.ConnectError | self._httpx.ConnectTimeout) and not self.model:
+                    why = f"no server answers ({self._reason(error)})"
+                    raise ServerError(f"--{self.role} {url}: {why}; start it or check host and port") from None
+            except (ValueError, self._httpx.InvalidURL) as error:
+                raise ServerError(f"--{self.role} {url}: {one_line(str(error), 200)}") from None
             with self._lock:
                 self.calls, self.seconds = self.calls + 1, self.seconds + time.monotonic() - began
-                self.answers[status] += 1
+                self.answers[status or type(failed).__name__] += 1
                 self.retried += attempt > 0
-            if isinstance(status, int) and status not in RETRIED:
-                return self._read(status, bytes(said), url)
-            if attempt + 1 < TRIES:
-                time.sleep(FIRST_WAIT_S * 2**attempt * (0.5 + random.random()))
-        raise ServerError(f"{url}: {status} in {TRIES} tries, the last after {FIRST_WAIT_S * 2 ** (TRIES - 2):.0f} s")
+            if failed is None and status not in RETRIED:
+                return self._read(status, bytes(said), url, to)
+            tries = TIMEOUT_TRIES if isinstance(failed, self._httpx.TimeoutException) else TRIES
+            if attempt + 1 >= tries:
+                break
+            time.sleep(FIRST_WAIT_S * 2**attempt * (0.5 + random.random()))
+        why = f"{status}{to}{_message(bytes(said))}" if failed is None else self._lasting(failed, to)
+        raise ServerError(f"{url}: {why} ({attempt + 1} tries); see the server's log")
+
+    def _lasting(self, error: Exception, to: str) -> str:
+        """Say what went wrong on the network, without the names of Python's exceptions."""
+        if isinstance(error, self._httpx.ConnectError | self._httpx.ConnectTimeout):
+            return f"the server answered before and is gone now ({self._reason(error)})"
+        if isinstance(error, self._httpx.TimeoutException):
+            return f"no answer within {TIMEOUT_S:.0f} s{to}"
+        if isinstance(error, self._httpx.RemoteProtocolError | self._httpx.ReadError | self._httpx.WriteError):
+            return f"the server closed the connection without an answer{to}"
+        return f"{self._reason(error)}{to}"
+
+    def _reason(self, error: Exception) -> str:
+        """Return what the operating system said, without its number."""
+        if isinstance(error, self._httpx.ConnectTimeout):
+            return f"no connection within {CONNECT_S:.0f} s"
+        return re.sub(r"^\[Errno -?\d+\] ", "", one_line(str(error), 200)) or type(error).__name__
 
     def _fetch(self, method: str, url: str, body: Mapping[str, Any] | None, said: bytearray) -> int:
-        """The status of an answer, whose bytes are put into ``said``; one that is too large is never held whole."""
+        """Return the status of an answer and put its bytes into ``said``; a huge answer is never held whole."""
         with self._client.stream(method, url, json=body) as answer:
             for part in answer.iter_bytes():
                 said += part
@@ -237,29 +265,53 @@ class Server:
                     raise ValueError(f"expected an answer of {LARGEST} bytes at most, got more")
             return int(answer.status_code)
 
-    def _read(self, status: int, said: bytes, url: str) -> Any:
-        text = said.decode(errors="replace")
+    def _read(self, status: int, said: bytes, url: str, to: str) -> Any:
         if status in (401, 403):
-            raise ServerError(f"{url}: the server refuses the key ({status}); put it into {KEY}")
+            raise ServerError(f"{url}: the server refuses the key ({status}); put the right one into {KEY}")
         if status >= 400:
-            raise ServerError(f"{url}: {status} {one_line(text, 300)}")
+            raise ServerError(f"{url}: {status}{to}{_message(said)}")
+        if status >= 300:
+            raise ServerError(f"{url}: answers with a redirect ({status}); give the final URL")
         try:
             return json.loads(said)
         except (ValueError, RecursionError):
+            text = said.decode(errors="replace")
             if url.endswith("/metrics"):
                 return text
-            raise ServerError(f"{url}: expected JSON, got {one_line(text, 200)!r}") from None
+            got = repr(one_line(text, 200)) if text else "an empty answer"
+            raise ServerError(f"{url}: expected JSON{to}, got {got}; is {self.url} an OpenAI-compatible API?") from None
+
+
+def _to_what(body: Mapping[str, Any] | None) -> str:
+    """Say which prompt a request has: it is what a server's developer looks for in the log."""
+    prompt = (body or {}).get("prompt", (body or {}).get("input_ids"))
+    if prompt is None:
+        return ""
+    return f" to a prompt of {many(len(prompt), 'character' if isinstance(prompt, str) else 'token')}"
+
+
+def _message(said: bytes) -> str:
+    """Return the message in the body of an error, as OpenAI, vLLM and FastAPI write it, or else the body."""
+    text = said.decode(errors="replace")
+    try:
+        told: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        told = text
+    while isinstance(told, dict):
+        told = next((told[key] for key in ("error", "message", "detail") if told.get(key)), None)
+    shown = one_line(told if isinstance(told, str) else text, 300)
+    return f": {shown}" if shown else ""
 
 
 def _first_choice(answer: Any, place: str) -> dict[str, Any]:
     choices = listed(answer, "choices", place)
     if not choices or not isinstance(choices[0], dict):
-        raise ServerError(f"{place}: expected an answer with one of 'choices', got {one_line(str(choices), 200)}")
+        raise ServerError(f"{place}: expected one of 'choices', got {one_line(str(choices), 200)}; {PROTOCOL}")
     return choices[0] | {"timings": answer.get("timings")}
 
 
 def _by_prompt(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
-    """All places from one call, as vLLM scores prompts."""
+    """Score all tokens in one call, as vLLM scores prompts."""
     place = f"{server.url}/completions (prompt_logprobs)"
     body = Wanted((*prompt, *tokens), 1).body(server.model) | {"prompt_logprobs": server.likeliest}
     told = server._choice(body).get("prompt_logprobs")
@@ -273,7 +325,7 @@ def _by_prompt(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> 
 
 
 def _by_echo(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
-    """All places from one call, as OpenAI's completions echo a prompt."""
+    """Score all tokens in one call, as OpenAI's completions echo a prompt."""
     place = f"{server.url}/completions (echo)"
     body = Wanted((*prompt, *tokens), 1).body(server.model) | {"echo": True, "logprobs": server.likeliest}
     told = server._choice(body).get("logprobs")
@@ -289,7 +341,7 @@ def _by_echo(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> li
 
 
 def _by_generate(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
-    """All places from one call of SGLang's ``/generate``. It tells nothing of the first place that is asked for."""
+    """Score all tokens in one call of SGLang's ``/generate``, which leaves out the first place of the range."""
     place = f"{server.url} (/generate)"
     body = Wanted((*prompt, *tokens), 1).native()
     told = server._generated(body | {"logprob_start_len": len(prompt) - 1, "top_logprobs_num": server.likeliest})
@@ -300,7 +352,7 @@ def _by_generate(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -
 
 
 def _by_step(server: Server, prompt: Sequence[int], tokens: Sequence[int]) -> list[Scored]:
-    """A call for each place, behind the true beginning; a prefix cache makes it cheap.
+    """Score with a call for each token, after the true beginning; a prefix cache makes it cheap.
 
     A token that is not among the likeliest is taken to lie as deep as the last of them: its gap is at least so much.
     """

@@ -1,6 +1,7 @@
-"""Answers of servers in a file, so that a gate goes on that was broken off, or that asked too few requests.
+"""Answers of servers in a file, so that an interrupted gate, or one with too few requests, continues.
 
-It asks the same again, in order. The bets may go on after any stop: their bound holds however long they run.
+The continued gate makes the same calls in the same order. The bets may go on after any stop: their bound holds however
+long they run.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 NAME = "answers.ndjson"
 
 
 class StoredAnswers:
-    """The answers of a gate that is not at its end. ``finish`` removes them: servers that were mended are asked anew.
+    """Keep the answers of an unfinished gate. ``finish`` removes them, so that a mended server is asked anew.
 
-    A call that is made several times has its answers in turn. A line that was torn is left out. ``count`` is how many
-    answers there were at the begin.
+    A call that is made several times gets its answers in turn. A torn line is skipped. ``count`` is the number of
+    answers found at the start. No file is made before the first answer.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -31,8 +32,7 @@ class StoredAnswers:
                 for line in lines:
                     self._read(line)
         self.count = sum(map(len, self._known.values()))
-        self._file = self.path.open("a", encoding="utf-8")
-        self._file.write("\n")  # behind a line that was torn
+        self._file: IO[str] | None = None
 
     def _read(self, line: str) -> None:
         try:
@@ -43,7 +43,7 @@ class StoredAnswers:
             self._known.setdefault(key, deque()).append(answer)
 
     def take(self, url: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The next stored answer to a call."""
+        """Return the next stored answer to a call."""
         with self._lock:
             known = self._known.get(_key(url, body))
             return known.popleft() if known else None
@@ -51,15 +51,19 @@ class StoredAnswers:
     def put(self, url: str, body: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
         """Store an answer."""
         with self._lock:
+            if self._file is None:
+                self._file = self.path.open("a", encoding="utf-8")
+                self._file.write("\n" if self._file.tell() else "")  # the last line of an earlier gate may be torn
             self._file.write(f"{json.dumps([_key(url, body), answer])}\n")
 
     def close(self) -> None:
         """Keep the answers for a later gate."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
     def finish(self) -> None:
         """Remove the answers."""
-        self._file.close()
+        self.close()
         self.path.unlink(missing_ok=True)
 
 

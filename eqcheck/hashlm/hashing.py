@@ -162,7 +162,7 @@ def _signed(numbers: Ints) -> Ints:
 
 
 def written(digits: Ints) -> Bools:
-    """Whether each slot holds anything, ``[batch, slots]``."""
+    """Return whether each slot holds anything, ``[batch, slots]``."""
     return cast(Bools, digits[0, :, 0, :, 0] != 0)
 
 

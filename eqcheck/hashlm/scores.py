@@ -1,4 +1,4 @@
-"""How the scores of a transparent model lie where rows are sampled: how sharp its laws are, and what its draft mixes.
+"""Define the scores of a transparent model for sampled rows: how sharp they are, and what its draft mixes in.
 
 Ranks alone make every law of a table the same by rank. So a case sets how far neighbours in rank are apart, how many
 tokens have any probability, and how much of another table the draft's scores hold. All scores lie on a grid of 1/64, so

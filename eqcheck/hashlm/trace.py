@@ -53,7 +53,7 @@ class Call:
 
     @cached_property
     def kv(self) -> tuple[Ints, ...]:
-        """Per layer the fields of the entries, ``[2 (K, V), batch, heads, slots, 9]`` (`hashing.decoded`)."""
+        """Return per layer the fields of the entries, ``[2 (K, V), batch, heads, slots, 9]`` (`hashing.decoded`)."""
         return tuple(decoded(digits) for digits in self.held)
 
     @cached_property
@@ -64,7 +64,9 @@ class Call:
 
     @cached_property
     def tells(self) -> Bools:
-        """Whether a prediction may be news to the decoder, ``[batch, block]``: one fed next to its query is not."""
+        """Return whether a prediction may be news to the decoder, ``[batch, block]``:
+        one fed next to its query is not.
+        """
         news = np.ones(self.tokens.shape, np.bool_)
         news[:, :-1] = self.predictions[:, :-1] != self.tokens[:, 1:]
         return news
@@ -116,7 +118,7 @@ class TooManyCalls(BaseException):
 
 @dataclass
 class Uses:
-    """Whether anything was written into a cache of ``capacity`` slots, or into a copy of it."""
+    """Return whether anything was written into a cache of ``capacity`` slots, or into a copy of it."""
 
     capacity: int
     written: bool = False

@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
+from eqcheck.contract.cache_names import installed_name
 from eqcheck.contract.errors import Unsupported
 from eqcheck.contract.family import Family
 from eqcheck.hashlm.hashing import Bools, Ints, Words
 
 _HIDDEN_BELOW = -1e3  # an additive mask hides with -inf, the dtype's minimum, or a large negative number
 
-# Whether the installed transformers is one of those whose models are told which slots a block goes to: a 4.
+# Models of transformers 4 take ``cache_position``, the slots that a block is written to.
 TAKES_CACHE_POSITION = "cache_position" in inspect.signature(LlamaForCausalLM.forward).parameters
 
 
@@ -127,13 +128,16 @@ class Feed(NamedTuple):
             visible = visible[..., :slots]  # transformers 4 cuts a mask that is too long
         if visible.shape[2] not in (1, slots):
             raise ValueError(
-                f"past_key_values: get_mask_sizes tells of {sizes.length} keys, and update returns {slots}; a mask is "
-                "built for as many as it tells of, so real models fail here, too. Return what update is going to return"
+                f"{installed_name()}: get_mask_sizes tells of {sizes.length} keys, and update returns {slots}; a mask "
+                "is built for as many as it tells of, so real models fail here, too. Return what update is going to "
+                "return"
             )
         return np.broadcast_to(visible, (batch, block, slots)).copy()
 
     def _goes_without(self, sizes: Sizes, batch: int) -> bool:
-        """Whether real models would build no mask, and let attention be causal by the order of keys and queries."""
+        """Return whether real models would build no mask,
+        and let attention be causal by the order of keys and queries.
+        """
         block, length = len(self.slots_fed), sizes.length
         if self.family.biased or (self.family.window and length >= self.family.window):
             return False
@@ -200,7 +204,8 @@ class Feed(NamedTuple):
 
 
 def _same_packed_sequence(positions: Ints) -> Bools:
-    """Whether tokens share a packed sequence, ``[batch, block, block]``: it ends where positions do not go up by 1.
+    """Return whether tokens share a packed sequence, ``[batch, block, block]``: it ends where positions do not go up by
+    1.
 
     Real models of transformers read packing into position ids that come with neither mask nor cache.
     """

@@ -1,4 +1,4 @@
-"""The things that a lane exercises, and what it cannot show, in words; no model is imported, so reports can say it."""
+"""Describe in words what each lane exercises and what it cannot show; imports no model, so reports can use it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from eqcheck.contract.sizes import BLOCKS
 
 @dataclass(frozen=True)
 class About:
-    """The words of a lane, by the names under which a report counts.
+    """Hold the words of a lane for each name that a report counts by.
 
-    ``sampled`` are counters of cases with sampled rows, ``reached`` the largest of what cases held, ``axes`` those of
-    the cases, ``losses`` the rounds and tokens that the draft side lost. ``clean_shows`` is what a clean audit does not
-    show.
+    ``sampled`` are counters of cases with sampled rows, ``reached`` the largest sizes of cases, ``axes`` the axes of
+    cases, ``losses`` rounds and tokens lost on the draft side. ``clean_shows`` says what a clean audit does and does
+    not show.
     """
 
     counters: Mapping[str, str]
@@ -26,47 +26,47 @@ class About:
     clean_shows: str = ""
 
 
-_HEADS = HEAD_LOSSES | {"wrong-row?": "it was given states of another row, of an earlier call"}
+_HEADS = HEAD_LOSSES | {"wrong-row?": "its input is another row's hidden state, of an earlier call"}
 
 _OF_ROWS = {
-    "sampled_rows": "rows are sampled",
+    "sampled_rows": "sampled rows",
     "greedy_among_sampled": "a greedy row among sampled ones",
-    "unequal_options": "sampled rows with unequal options",
-    "twins": "two rows that ask for the same and are drawn apart",
+    "unequal_options": "sampled rows with different options",
+    "twins": "two rows with the same prompt and options, sampled independently",
     "seeded_rows": "rows with seeds",
-    "cut_laws": "laws that are cut by top-k, top-p or min-p",
+    "cut_laws": "rows with top-k, top-p or min-p",
 }
 _OF_STOPS = {
     "stops": "rows with stop sequences",
     "stopped": "a row ended by a stop sequence",
-    "stop_in_prompt": "a stop sequence stands in the row's prompt",
-    "finish_reason": "rows came with a finish reason",
-    "usage": "rows came with counts of tokens",
-    "logprobs": "rows came with log-probabilities",
-    "prompt_logprobs": "rows came with those of their prompts",
+    "stop_in_prompt": "a stop sequence occurs in the row's prompt",
+    "finish_reason": "rows returned with a finish reason",
+    "usage": "rows returned with token counts",
+    "logprobs": "rows returned with log-probabilities",
+    "prompt_logprobs": "rows returned with log-probabilities of their prompts",
     "to_cancel": "rows to be cancelled",
     "cancelled": "a row was cancelled before its end",
 }
 SAMPLING = About(
     counters={
         **_OF_ROWS,
-        "pinned_rows": "sampled rows to which their options leave one token",
+        "pinned_rows": "sampled rows whose options leave a single token",
         "ended_by_eos": "a row ended by an EOS",
-        "regime_std": "the draft's laws differ as usual",
+        "regime_std": "draft and target differ as usual",
         "regime_near": "the draft is close to the target, K = 1",
-        "regime_near4": "the draft is close to the target, K from 3",
-        "regime_far": "the draft proposes what the target seldom emits",
-        "regime_peaked": "the laws are sharp",
+        "regime_near4": "the draft is close to the target, K of 3 or more",
+        "regime_far": "the draft proposes tokens that the target rarely samples",
+        "regime_peaked": "sharp distributions",
         "regime_few": "few tokens have any probability",
-        "regime_equal": "the draft's law is the target's",
-        "regime_dead": "the draft proposes tokens that the target never emits",
+        "regime_equal": "the draft has the target's distribution",
+        "regime_dead": "the draft proposes tokens that the target never samples",
     },
 )
 TRANSPARENT = About(
     counters={
         "several_rows": "more than one row",
         "ragged_prompts": "prompts of different lengths, so one is padded",
-        "batched_call": "one target call over more than one row",
+        "batched_call": "a target call with more than one row",
         "target_called": "the target was called",
         "draft_called": "the draft or its head was called",
         "ragged_round": "rows of one target call accepted different counts",
@@ -77,23 +77,23 @@ TRANSPARENT = About(
         "eos_first": "an EOS as the first new token",
         "eos_at_limit": "an EOS as the last token the limit allows",
         "eos_absent": "a row that ends at its limit",
-        "eos_before_others": "a row emits its EOS in an earlier round than another row ends",
+        "eos_before_others": "a row ends at its EOS in an earlier round than another row",
         "limit_before_others": "a row reaches its limit in an earlier round than another row ends",
         "eos_in_prompt": "an EOS occurs in a prompt",
         "several_eos": "more than one EOS id",
         "pad_is_eos": "the pad id is an EOS",
         "pad_in_prompt": "the pad id occurs in a prompt",
-        "pad_emitted": "the pad id is a token to emit",
-        "pad_outside": "the pad id is one that the target never emits",
-        "zero_in_prompt": "the id 0 occurs in a prompt",
-        "zero_emitted": "the id 0 is a token to emit",
+        "pad_emitted": "the pad id is a token of an output",
+        "pad_outside": "the target never generates the pad id",
+        "zero_in_prompt": "id 0 occurs in a prompt",
+        "zero_emitted": "id 0 is a token of an output",
         "last_id_in_prompt": "the last id of the vocabulary occurs in a prompt",
-        "last_id_emitted": "the last id of the vocabulary is a token to emit",
+        "last_id_emitted": "the last id of the vocabulary is a token of an output",
         "equal_prompts": "two prompts are equal",
-        "prompt_begins_another": "a prompt is the beginning of another",
+        "prompt_begins_another": "a prompt is a prefix of another",
         **_OF_STOPS,
-        "tree": "draft tokens of a round as a tree",
-        "different_trees": "rows whose trees differ",
+        "tree": "draft tokens of a round form a tree",
+        "different_trees": "rows with different trees",
         "off_spine": "an accepted node that is not the draft's first choice",
         **{f"row_past_{size}": f"a row grows past {size} tokens, or its prompt does" for size in (*BLOCKS[1:], 128)},
     },
@@ -101,8 +101,8 @@ TRANSPARENT = About(
     reached={
         "rows": "rows of a batch",
         "prompt": "tokens of a prompt",
-        "new_tokens": "new tokens asked for",
-        "draft_tokens": "draft tokens a round (K)",
+        "new_tokens": "new tokens (limit)",
+        "draft_tokens": "draft tokens per round (K)",
     },
     axes={
         "family": "family",
@@ -112,30 +112,29 @@ TRANSPARENT = About(
         "num_draft_tokens": "K",
     },
     losses={  # the counts of `eqcheck.attribution.losses` and `eqcheck.attribution.heads`
-        "rounds": "rounds of rows, where the output was right",
-        "ideal": "rounds that a draft needs which always sees its row",
-        "allowed": "draft tokens that the script lets be accepted",
-        "wrong-context": "rounds too many: the draft saw something other than its row",
-        "altered": "rounds too many: another token was fed than the draft had proposed",
-        "lost": "rounds too many: a right draft token was not proposed, and no cause was seen",
-        "unasked": "rounds more: the decoder did not ask the draft model",
-        "lost-bonus": "rounds too many: behind K accepted drafts the target's answer was asked again",
-        "asked-again": "rounds too many: behind a rejection the target's answer was asked again",
-        "policy": "rounds more: the decoder verified fewer drafts, or rows waited for each other",
-        "spared": "rounds fewer than a right draft needs, by luck",
-        "head rounds": "rounds of rows with draft tokens of a head, where the output was right",
-        "head allowed": "draft tokens of a head that could have been accepted in them",
+        "rounds": "rounds of rows with correct output",
+        "ideal": "rounds that a draft in sync with its row would need",
+        "allowed": "draft tokens that should be accepted",
+        "wrong-context": "extra rounds: the draft saw another context than its row",
+        "altered": "extra rounds: another token was fed than the draft had proposed",
+        "lost": "extra rounds: a correct draft token was not proposed, cause unknown",
+        "unasked": "extra rounds: the decoder did not call the draft model (not a loss)",
+        "lost-bonus": "extra rounds: after K accepted drafts the bonus token was computed again",
+        "asked-again": "extra rounds: after a rejection the correction was computed again",
+        "policy": "extra rounds: fewer drafts verified, or rows waited for each other (not a loss)",
+        "spared": "rounds saved by chance",
+        "head rounds": "rounds of rows with drafts of a head and correct output",
+        "head allowed": "draft tokens of a head that should be accepted",
         **{f"head {name}": f"draft tokens of a head lost: {why}" for name, why in _HEADS.items()},
         **{f"head hit {name}": f"rounds of a head: {why}" for name, why in _HEADS.items()},
-        "head unnamed": "draft tokens of a head lost, and no cause was seen",
-        "head unclear": "draft tokens of a head lost with a wrong input, and it cannot be told which",
+        "head unnamed": "draft tokens of a head lost, cause unknown",
+        "head unclear": "draft tokens of a head lost with a wrong input of no known kind",
     },
     clean_shows=(
-        "A clean audit shows that no case drawn from this seed broke the decoder on the families named. It does not "
-        "show: sampling by a decoder that does not declare it, near-ties in dtypes and kernels other than those that "
-        "were run (arithmetic on the transparent target is exact), speed or acceptance, other families, longer rows "
-        "or larger batches than were drawn, or code paths of real models that the transparent target, or a tiny real "
-        "one, does not have."
+        "No case drawn from this seed broke the decoder on the families named. Not shown: sampling, if the decoder "
+        "does not declare it; near-ties in dtypes and kernels that were not run (HashLM computes exactly); speed and "
+        "acceptance; other families; longer rows or larger batches; code paths that neither HashLM nor a tiny real "
+        "model has."
     ),
 )
 CHECKPOINT = About(
@@ -148,84 +147,83 @@ CHECKPOINT = About(
         "prompt_of_blocks": "a prompt that ends with a block of 16 tokens",
         "long_prompt": "a prompt of more than 1,000 tokens",
         "hundred_rows": "more than 100 rows",
-        "deep_round": "more than 8 draft tokens a round (K)",
-        "drafted": "the engine says that draft tokens were proposed",
-        "accepted": "the engine says that some were accepted",
-        "rejected": "the engine says that some were rejected",
-        "ngram": "draft tokens are looked up in the row",
-        "ngram_silent": "the engine says that fewer draft tokens were proposed than there were steps to propose in",
-        "dictated": "draft tokens are dictated",
-        "dictated_played": "every dictated round was seen to be played as asked",
+        "deep_round": "more than 8 draft tokens per round (K)",
+        "drafted": "the engine reports draft tokens",
+        "accepted": "the engine reports accepted draft tokens",
+        "rejected": "the engine reports rejected draft tokens",
+        "ngram": "draft tokens are looked up in the row (prompt lookup)",
+        "ngram_silent": "the engine reports fewer draft tokens than steps",
+        "dictated": "the case names the draft tokens",
+        "dictated_played": "every round used the named draft tokens",
         "ragged_round": "rows were seen to go on by different counts in one dictated round",
         "all_rejected": "a dictated round was seen in which all drafts were rejected",
         "all_accepted": "a dictated round was seen in which all K drafts were accepted",
         "eos_inside_block": "an EOS among accepted drafts, with more drafts behind it",
         "eos_rejected": "an EOS as the first rejected draft",
         "limit_inside_block": "a row's limit among accepted drafts",
-        "contexts": "what queries saw was read inside the engine",
-        "wrong_context": "a query was read to see something wrong",
-        "harmless_context": "a query was read to see something wrong, and every row is right",
-        "row_limits": "rows with limits of their own",
+        "contexts": "queries were read inside the engine",
+        "wrong_context": "a query had a wrong position, mask or cache entry",
+        "harmless_context": "a query had a wrong position, mask or cache entry, but the output is correct",
+        "row_limits": "rows with their own limits",
         "ended_by_eos": "a row ended by an EOS before its limit",
-        "row_eos": "rows with EOS ids of their own",
+        "row_eos": "rows with their own EOS ids",
         **_OF_STOPS,
-        "switched": "an option of the engine that no target can be asked about",
-        "switch_changed": "it changed a token, or something was returned beside tokens",
-        "answers": "a request had several answers",
+        "switched": "an engine option that the target cannot judge",
+        "switch_changed": "that option changed a token or another returned value",
+        "answers": "a request with several outputs",
         "stop_of_several": "a stop sequence of several tokens ended a row",
-        "stop_across_blocks": "it lay on both sides of the end of a block of 16 tokens",
-        "stop_inside_block": "a stop sequence ended among accepted drafts, with more drafts behind it",
-        "stop_left_open": "another stop sequence of an ended row began before, and was left open",
-        "min_new_tokens": "an EOS held back by a minimum of new tokens",
+        "stop_across_blocks": "a stop sequence crossed the end of a 16-token block",
+        "stop_inside_block": "a stop sequence ended among accepted drafts, with more drafts after it",
+        "stop_left_open": "a row ended inside another stop sequence that had begun",
+        "min_new_tokens": "min_new_tokens held back an EOS",
         "penalty": "a repetition or presence penalty changed a token",
         "frequency_penalty": "a frequency penalty changed a token",
         "logit_bias": "a bias changed a token",
-        "bad_words": "a token that would have ended a bad word was forbidden",
-        "allowed_ids": "a token that is not among the allowed ones was forbidden",
-        "no_repeat_ngram_size": "a token that would have ended an n-gram for the second time was forbidden",
-        "grammar": "a token that a grammar does not allow there was forbidden",
-        "grammar_beside_none": "a row with a grammar stood beside one without",
-        "grammar_ended": "a row ended where its grammar allows nothing more",
+        "bad_words": "a bad word was prevented",
+        "allowed_ids": "a token outside allowed_ids was prevented",
+        "no_repeat_ngram_size": "a repeated n-gram was prevented",
+        "grammar": "a token that the grammar forbids was prevented",
+        "grammar_beside_none": "a row with a grammar next to one without",
+        "grammar_ended": "a row ended because its grammar allows nothing more",
         "token_budget": "a token budget per step",
         "budget_below_round": "the budget is smaller than one round of the batch",
         "prompt_beyond_budget": "a prompt longer than the budget",
-        "least_budget": "a budget that holds one row's round and no more",
-        "prefix_caching": "prefix caching with shared beginnings",
-        "prefix_hits": "the engine says that a cached beginning was used",
-        "goes_on": "a row goes on from an earlier row and its new tokens",
-        "beginning_returns": "a cached beginning comes back after requests with others",
-        "beginning_evicted": "it comes back after these took all KV blocks",
+        "least_budget": "a budget of exactly one row's round",
+        "prefix_caching": "prefix caching with shared prefixes",
+        "prefix_hits": "the engine reports prefix cache hits",
+        "goes_on": "a prompt continues an earlier row and its output",
+        "beginning_returns": "a cached prefix is used again after requests with others",
+        "beginning_evicted": "a cached prefix is used again after others took all KV blocks",
         "kv_blocks": "fewer KV blocks than the batch needs",
         "least_blocks": "6 KV blocks or fewer",
-        "preemptions": "the engine says that rows were preempted",
-        "late_rows": "rows handed over while others ran",
+        "preemptions": "the engine reports preempted rows",
+        "late_rows": "requests arrived while others ran",
     },
     # Cases with sampled rows have no penalties, no minima and no settings of the engine.
     sampled={
         **_OF_ROWS,
         "ended_by_eos": "a row ended by an EOS before its limit",
-        "drafted": "the engine says that draft tokens were proposed",
-        "accepted": "the engine says that some were accepted",
-        "rejected": "the engine says that some were rejected",
+        "drafted": "the engine reports draft tokens",
+        "accepted": "the engine reports accepted draft tokens",
+        "rejected": "the engine reports rejected draft tokens",
         "regime_std": "several draft tokens, usual temperatures",
-        "regime_one": "one draft token in each round",
-        "regime_peaked": "low temperatures: the laws are sharp",
-        "regime_flat": "high temperatures: the draft is close to the target",
-        "regime_ngram": "draft tokens are looked up in the row",
+        "regime_one": "one draft token per round",
+        "regime_peaked": "low temperatures (sharp distributions)",
+        "regime_flat": "high temperatures (draft close to target)",
+        "regime_ngram": "draft tokens are looked up in the row (prompt lookup)",
     },
     clean_shows=(
-        "A clean audit shows that no case drawn from this seed made the engine emit a token that the target alone "
-        "does not, on the checkpoints and axes counted above; of sampled rows, what their evidence excludes. It does "
-        "not show: sampling by an engine that does not declare it, or together with penalties, minima and settings of "
-        "the engine; other architectures and dtypes, several devices, speed, or lost draft tokens of an engine that "
-        "does not count them."
+        "No case drawn from this seed made the engine return a token that the target alone does not, on the "
+        "checkpoints and axes counted above; for sampled rows, see what their evidence excludes. Not shown: sampling, "
+        "if the engine does not declare it, or together with penalties, minima or engine settings; other architectures "
+        "and dtypes; several devices; speed; lost draft tokens, if the engine does not count them."
     ),
 )
 _OF_LANES = {"transparent": TRANSPARENT, "sampling": SAMPLING}
 
 
 def about(lane: str) -> About:
-    """The words of a lane.
+    """Return the words of a lane.
 
     >>> about("checkpoint-sampling") is CHECKPOINT
     True

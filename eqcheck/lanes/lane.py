@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from importlib import import_module
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.family import FAMILY, LLAMA
 from eqcheck.contract.options import SCORING
+from eqcheck.contract.profiles import Draw
+from eqcheck.contract.requirements import unmet
+from eqcheck.result.claims import Claim, Unreached, untested
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import Outcome
 from eqcheck.result.story import DrawnDecode
@@ -33,6 +37,7 @@ LANES = {
     "checkpoint-sampling": f"{_SAMPLED} eqcheck.lanes.sampling.checkpoint:CheckpointTarget",
 }
 REPEATS = 3
+MOST_LOOKED_AT = 60  # cases that are drawn, and not decoded, to say how many a claim takes
 LESS = ("float16", "bfloat16")  # than float32
 EXACT_LAW = "full"  # the checkpoint on which rows of such engines sample
 
@@ -45,7 +50,8 @@ class Lane(ABC):
     so many ``seconds`` where neither time nor cases are given. ``sampled``: the answers of a decoder need not repeat.
     ``conditional``: what a finding needs beside its symptom is known only when its case was looked into. ``begun`` is
     when the first case was drawn, on the monotonic clock. ``on_loading`` is called with the name of a checkpoint
-    that takes long to be loaded.
+    that takes long to be loaded, ``on_step`` with each step (`eqcheck.campaign.events.Step`) that may take seconds, and
+    what it is about. ``lanes`` are the names of all lanes of the audit.
     """
 
     share: float = 1.0
@@ -59,7 +65,9 @@ class Lane(ABC):
         self.decoder, self.options = decoder, options
         self.total = options.cases
         self.on_loading: Callable[[str], None] = lambda name: None
+        self.on_step: Callable[[str, str], None] = lambda step, subject: None
         self.begun = time.monotonic()
+        self.lanes: tuple[str, ...] = ()
 
     def decoding(self, task: TryCase, jobs: int = 1, said: list[str] | None = None) -> AbstractContextManager[Workers]:
         """Workers that decode cases and judge them by this ``task``; ``said``, or else the result, gets warnings."""
@@ -76,7 +84,7 @@ class Lane(ABC):
 
     @property
     def limits(self) -> Limits:
-        """How long a case may take, and how much memory."""
+        """Return how long a case may take, and how much memory."""
         from eqcheck.workers.worker import Limits
 
         return Limits(self.options.case_timeout, self.options.case_memory if self.options.isolate else None)
@@ -89,8 +97,33 @@ class Lane(ABC):
     def cases(self) -> Iterator[Any]:
         """The cases to decode, drawn as they are asked for; the same for the same options."""
 
+    @property
+    def evidence(self) -> tuple[int, float]:
+        """The sampled tokens so far, and the decimal logarithm of what they say against the target's distribution."""
+        return 0, 0.0
+
+    def claimed(self) -> list[Claim]:
+        """The claims of the decoder that the cases of this lane are to test, in so far as any of them can."""
+        return []
+
+    def drawn_anew(self) -> Iterator[Any]:
+        """The cases of `cases` from the first one on, whatever was decoded: to count how many a claim takes."""
+        return self.cases()
+
+    def unreached(self) -> list[Unreached]:
+        """The claims that no drawn case tested, each with the cases of a whole audit that it takes."""
+        left = [claim for claim in self.claimed() if not self.result.tally.tested[claim]]
+        if not left or self.options.profile:  # its cases are fixed, whatever is claimed
+            return [Unreached(claim, None) for claim in left]
+        cases = (case for case in self.drawn_anew() if not unmet(case, self.decoder.requires))
+        found, name = untested(left, islice(cases, MOST_LOOKED_AT)), self.result.lane
+        lanes = self.lanes or (name,)
+        return [one if one.cases is None else replace(one, cases=total_for(name, one.cases, lanes)) for one in found]
+
     def asks(self, case: Any) -> bool:
-        """Whether a stored case is one of this lane that the options allow; cases of other checkpoints are not."""
+        """Return whether a stored case is one of this lane that the options allow;
+        cases of other checkpoints are not.
+        """
         if case.lane != self.result.lane or case.family not in self.result.families:
             return False
         if not case.checkpoint:
@@ -139,7 +172,7 @@ class Lane(ABC):
         return []
 
     def tells(self, outcome: Outcome) -> bool:
-        """Whether a case says by itself why it fails."""
+        """Return whether a case says by itself why it fails."""
         return True
 
     def counted(self, outcome: Outcome) -> int | None:
@@ -147,7 +180,9 @@ class Lane(ABC):
         return self.result.explained_by(outcome)
 
     def repeats(self, outcome: Outcome) -> bool:
-        """Whether a case gives the same answer each time it is decoded; one that is sampled, whether it fails again."""
+        """Return whether a case gives the same answer each time it is decoded; one that is sampled,
+        whether it fails again.
+        """
         if self.sampled:
             tried = [self.running.try_case(outcome.case) for _ in range(REPEATS)]
             return any(again.symptom == outcome.symptom for again in tried)
@@ -166,9 +201,43 @@ class Lane(ABC):
         )
 
 
+OF_SAMPLED_ROWS = ("temperature", "top-k", "top-p", "min-p", "seeds")
+"""Capabilities that are tested where rows are sampled."""
 ROW_OPTIONS = {"row-limits", "row-eos", *(name.replace("_", "-") for name in SCORING)}
 """Capabilities of which cases on the transparent target have none: rows with these options decode a checkpoint."""
-_SHARE = 3  # for so many cases of the transparent target one on a checkpoint, which takes as long as some of these
+_WEIGHTS = {"transparent": 3, "checkpoint": 3, "sampling": 3, "checkpoint-sampling": 3}
+_OF_PROFILE = 3  # for so many cases of the transparent target a profile has one on a checkpoint beside them
+_BESIDE = 1  # the weight of cases on a checkpoint beside those of the transparent target: each takes as long as some
+_MOST_SAMPLED = 400  # cases: with fewer of them there are as many tokens as are ever counted
+
+
+def shares(cases: int, lanes: Sequence[str]) -> list[int]:
+    """How many of the cases of an audit each of its lanes draws: all of them together, and no more.
+
+    >>> shares(60, ["transparent", "sampling", "checkpoint"]), shares(1, ["transparent", "sampling"])
+    ([27, 25, 8], [1, 0])
+    """
+    first, *others = lanes
+    weights = [_BESIDE if (lane, first) == ("checkpoint", "transparent") else _WEIGHTS[lane] for lane in lanes]
+    mine = [max(1, cases * weight // sum(weights)) for weight in weights[1:]]
+    mine = [
+        min(count, _MOST_SAMPLED) if "sampling" in lane else count for lane, count in zip(others, mine, strict=True)
+    ]
+    while cases <= sum(mine):  # the first lane has one case at least
+        mine[mine.index(max(mine))] -= 1
+    return [cases - sum(mine), *mine]
+
+
+def total_for(lane: str, needed: int, lanes: Sequence[str]) -> int:
+    """The smallest number of cases of an audit of which one lane draws as many as are ``needed``.
+
+    >>> total_for("sampling", 25, ["transparent", "sampling", "checkpoint"])
+    59
+    """
+    place, total = lanes.index(lane), needed
+    while shares(total, lanes)[place] < needed and total < needed * 1000:
+        total += 1
+    return total
 
 
 def lanes_of(decoder: Decoder, options: Options) -> list[Lane]:
@@ -191,17 +260,26 @@ def lanes_of(decoder: Decoder, options: Options) -> list[Lane]:
         names = [name for name in names if options.profile.draw(name)]
     if options.budget:
         options = replace(options, budget=options.budget / len(names))
-    return [new_lane(name, decoder, _of_lane(options, name, names[0])) for name in names]
+    lanes = [new_lane(name, decoder, own) for name, own in _by_lane(options, names).items()]
+    for lane in lanes:
+        lane.lanes = tuple(names)
+    return lanes
 
 
-def _of_lane(options: Options, lane: str, first: str) -> Options:
-    """The options for a lane, with the draw that the profile has for it; ``first`` is the first lane of the audit."""
-    if draw := options.profile.draw(lane) if options.profile else None:
-        bounded = tuple(field.name for field in fields(draw.bounds))
-        options = replace(options, cases=draw.cases, bounds=draw.bounds, bounded=bounded, block=draw.block)
-    if (lane, first) == ("checkpoint", "transparent") and options.cases:
-        return replace(options, cases=-(-options.cases // _SHARE))
-    return options
+def _by_lane(options: Options, names: Sequence[str]) -> dict[str, Options]:
+    """The options of each lane: with the draw that the profile has for it, or else with its share of the cases."""
+    if options.profile:
+        return {name: _of_profile(options, options.profile.draw(name), (name, names[0])) for name in names}
+    counts = shares(options.cases, names) if options.cases else [None] * len(names)
+    return {name: replace(options, cases=count) for name, count in zip(names, counts, strict=True) if count != 0}
+
+
+def _of_profile(options: Options, draw: Draw | None, lane_and_first: tuple[str, str]) -> Options:
+    if draw is None:
+        return options
+    bounded = tuple(field.name for field in fields(draw.bounds))
+    count = -(-draw.cases // _OF_PROFILE) if lane_and_first == ("checkpoint", "transparent") else draw.cases
+    return replace(options, cases=count, bounds=draw.bounds, bounded=bounded, block=draw.block)
 
 
 def new_lane(name: str, decoder: Decoder, options: Options) -> Lane:

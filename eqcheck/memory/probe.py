@@ -199,7 +199,7 @@ def _finished(uses: Sequence[Use]) -> list[Notice]:
 
 
 def _slope(sizes: Sequence[npt.ArrayLike]) -> float:
-    """How many tokens these bytes grow by in a step, by least squares."""
+    """Return how many tokens these bytes grow by in a step, by least squares."""
     values = np.asarray(sizes, np.float64) / TOKEN
     return float(np.polyfit(np.arange(len(values)), values, 1)[0])
 

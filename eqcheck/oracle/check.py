@@ -1,4 +1,4 @@
-"""The oracle: is every emitted token the one that the target alone would emit for that row?"""
+"""Check that every token of an output is the one the target generates alone for that row."""
 
 from __future__ import annotations
 
@@ -39,13 +39,12 @@ _Ids: TypeAlias = tuple[int, ...]
 
 
 class Oracle:
-    """Truth from the target alone: one row at a time, no padding, no cache, greedy.
+    """Compare outputs with what the target generates alone: one row at a time, no padding, no cache, greedy.
 
-    ``target`` is any Hugging Face causal LM. Use float64 (or float32 with well-spread logits): the comparison is exact.
-    Below float32 rounding decides near-ties. There the oracle warns, and judges as a gate does: wrong tokens are a
-    ``violation`` when the evidence of all its checks reaches 1e6, and ``inconclusive`` until then. A built checkpoint
-    (`eqcheck.checkpoints`) is exact, so each token is judged.
-    ``eos_token_id``, the name that transformers gives ``eos_token_ids``, is understood as well.
+    ``target`` is any Hugging Face causal LM in evaluation mode. In float64 and float32 the comparison is exact. Below
+    float32, rounding decides near-ties: the oracle warns, and wrong tokens are ``inconclusive`` until the evidence of
+    all its checks reaches 10^6, then a ``violation``. A built checkpoint (`eqcheck.construction.folder.built`) is exact
+    in every dtype. The methods take ``eos_token_id``, the name in transformers, as well as ``eos_token_ids``.
 
         >>> from eqcheck.hashlm.model import HashLM, HashConfig
         >>> oracle = Oracle(HashLM(HashConfig(seed=1)))
@@ -69,7 +68,7 @@ class Oracle:
         if self._gaps:
             dtype = str(target.dtype).removeprefix("torch.")
             ties = "near-ties are possible, and wrong tokens need the evidence of many rows"
-            warnings.warn(f"target: computes in {dtype}, so {ties}; in float64 every token is judged", stacklevel=2)
+            warnings.warn(f"target: computes in {dtype}, so {ties}; in float64 every token counts", stacklevel=2)
 
     def truth(
         self,
@@ -79,7 +78,10 @@ class Oracle:
         eos_token_ids: Sequence[int] = (),
         eos_token_id: int | Sequence[int] | None = None,
     ) -> list[int]:
-        """The new tokens the target alone emits after ``prompt``, with the EOS that ends them."""
+        """Return the new tokens that the target generates alone after ``prompt``, with the EOS that ends them.
+
+        Raises `OutputError` for a malformed prompt or limit.
+        """
         (checked,) = self._prompts([prompt])
         length = len(checked) + _limit(max_new_tokens)
         return self._extend(list(checked), length, self._eos(eos_token_ids, eos_token_id))[len(checked) :]
@@ -94,12 +96,12 @@ class Oracle:
         pad_token_id: int | None = None,
         eos_token_id: int | Sequence[int] | None = None,
     ) -> Verdict:
-        """Compare ``outputs`` (new tokens only, one list per prompt, in the order of ``prompts``) with the truth.
+        """Judge ``outputs``: new tokens only, one list of ids per prompt, in the order of ``prompts``.
 
-        A row must end at its first token in ``eos_token_ids`` or at ``max_new_tokens``. From outputs alone a wrong
-        token has no cause: the explanation then is ``unattributed``; rows that hold their prompt, or end too early or
-        too late, are named. Raises `OutputError` for malformed prompts or outputs, `UsageError` for a target whose
-        logits are NaN where they count.
+        A row must end at its first token in ``eos_token_ids`` or at ``max_new_tokens``. Outputs alone do not show why a
+        token is wrong, so the explanation is then ``unattributed``; rows that include their prompt, are swapped, or end
+        too early or too late are named. Use `watch` to find the cause. Raises `OutputError` for malformed prompts or
+        outputs, `UsageError` for a target whose logits are NaN.
         """
         limit, eos = _limit(max_new_tokens), self._eos(eos_token_ids, eos_token_id)
         checked = self._prompts(prompts)
@@ -127,12 +129,12 @@ class Oracle:
         draft: Any = None,
         eos_token_id: int | Sequence[int] | None = None,
     ) -> AbstractContextManager[Watch]:
-        """Watch the target, and a ``draft``, while your own code decodes ``prompts`` with it, and read what it saw.
+        """Watch the target (and the ``draft``) while your code decodes ``prompts``, and find the first wrong query.
 
-        Afterwards the watch's ``verdict`` and ``explain()`` name the first wrong context: position, mask or cache. Set
-        its ``outputs`` to what your code returned to have the tokens judged as well. Models of transformers are read
-        with sdpa or eager attention, not compiled. Raises as `check` does, and `UsageError` for a model that cannot be
-        read.
+        After the block, ``verdict`` and ``explain()`` of the watch name the first wrong position id, attention mask or
+        cache entry, with its call and slot. Set ``outputs`` of the watch to what your code returned to judge the tokens
+        too. Works with transformers models that use sdpa or eager attention and are not compiled. Raises as `check`
+        does, and `UsageError` for a model that cannot be read.
 
             >>> import torch
             >>> from eqcheck.real.models import model_of
@@ -160,7 +162,7 @@ class Oracle:
         return watching(self, case, draft)
 
     def _row(self, prompt: _Ids, observed: _Ids, gaps: Sequence[float], limit: int, eos: _Ids) -> tuple[_Ids, int]:
-        """The true row, which goes on behind near-ties as the observed one does, and how many there are."""
+        """Return the true row, which follows the observed one through near-ties, and the number of near-ties."""
         expected, ties = self._expected(prompt, observed, limit, eos), 0
         while self._gaps:
             pairs = enumerate(zip(expected, observed, strict=False))
@@ -174,7 +176,7 @@ class Oracle:
         return expected, ties
 
     def _expected(self, prompt: _Ids, observed: _Ids, limit: int, eos: _Ids) -> _Ids:
-        """The true row. One forward over prompt and output answers as far as the output is right."""
+        """Return the true row; one forward over prompt and output gives it as far as the output is correct."""
         sequence = list(prompt + observed[:limit])
         predicted = self._argmax(sequence)
         kept = list(prompt)
@@ -196,7 +198,7 @@ class Oracle:
         return sequence
 
     def _argmax(self, tokens: Sequence[int]) -> list[int | None]:
-        """The target's choice after each token; None where none of its logits is the greatest: they hold NaN, say."""
+        """Return the target's choice after each token; None where no logit is the greatest, because of NaN."""
         ids = torch.tensor([list(tokens)], device=getattr(self.target, "device", "cpu"))
         with torch.no_grad():
             logits = self.target(input_ids=ids, use_cache=False).logits
@@ -232,8 +234,8 @@ def _chosen(choices: Sequence[int | None], position: int) -> int:
     choice = choices[position]
     if choice is None:
         raise UsageError(
-            f"target: expected finite logits, got NaN or infinity for the greatest at position {position}: no output "
-            "is right or wrong by them; compute in float32 or float64, and look for NaN in the weights"
+            f"target: expected finite logits, got NaN or infinity at position {position}, so no output can be judged; "
+            "compute in float32 or float64, and look for NaN in the weights"
         )
     return choice
 
@@ -283,7 +285,7 @@ def _from_tokens(
         observed_row=verdict.observed,
         wrong_rows=tuple(row.row for row in wrong),
         basis=BY_TOKENS,
-        given=Given(prompts[verdict.row], pad, eos, limit=limit),
+        given=Given(prompts[verdict.row], pad, eos, limit=limit, requests=len(prompts)),
     )
 
 
@@ -306,10 +308,10 @@ def judge(run: Run) -> Verdict:
 
 
 def assert_equivalent(decoder: Decoder, case: Case) -> None:
-    """Raise `Violation`, with the explanation, unless the decoder emits exactly the truth on this case.
+    """Decode a case, and raise `Violation` with the explanation unless the output is exactly what the target generates.
 
-    It is decoded again, repaired and with other ids, to see whether that holds. Raises `Unsupported` where the decoder
-    declines the case, or requires what it does not have; in a test of Hypothesis the next example is drawn instead.
+    To confirm the cause, a failing case is decoded again with repairs and with other tokens. Raises `Unsupported` if
+    the decoder declines the case or the case lacks what it requires; in a Hypothesis test the next example is drawn.
 
     >>> from eqcheck.contract import registry
     >>> assert_equivalent(registry.load("eqspec"), Case(prompts=((1, 2), (3,)), accepts=((1,), (0,))))

@@ -1,4 +1,4 @@
-"""`eqcheck.Oracle.watch`: any code that runs a model of transformers, and the first wrong context in it explained."""
+"""Watch any code that runs a transformers model, and explain the first query with a wrong context."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BY_MASK = ("bloom", "opt", "mpt")
 
 
 class AnyOracle(Protocol):
-    """The part of an `eqcheck.Oracle` that a watch needs."""
+    """Describe the part of an `eqcheck.Oracle` that a watch needs."""
 
     @property
     def target(self) -> Any: ...
@@ -40,7 +40,7 @@ class AnyOracle(Protocol):
 
 @dataclass(frozen=True)
 class WatchedCase:
-    """The part of a case that reading needs: the rows and limits that the caller named."""
+    """Hold the part of a case that reading needs: the caller's rows and limits."""
 
     prompts: tuple[tuple[int, ...], ...]
     max_new_tokens: int
@@ -53,17 +53,18 @@ class WatchedCase:
     tree: tuple[()] = ()
 
     def given(self, row: int) -> Given:
-        """The prompt and the settings of a row, as an explanation quotes them."""
-        return Given(self.prompts[row], self.pad_token_id, self.eos_token_ids, self.num_draft_tokens)
+        """Return the prompt and the settings of a row, as an explanation quotes them."""
+        given = Given(self.prompts[row], self.pad_token_id, self.eos_token_ids, self.num_draft_tokens)
+        return replace(given, requests=len(self.prompts))
 
 
 def family_like(model: Any) -> str:
-    """The family that a model's positions and masks are like; `UsageError` where it is none that can be read."""
+    """Return the family whose positions and masks are like the model's; raise `UsageError` if it cannot be read."""
     config = model.config.get_text_config()
     if config.model_type in _BY_MASK:
         raise UsageError(
-            f"watch: {type(model).__name__} counts positions in its mask, which is read with --target bloom alone; "
-            "take a model that is told its position_ids"
+            f"watch: expected a model that takes position_ids, got {type(model).__name__}, which counts positions in "
+            "its mask; use `eqcheck audit --target bloom` for such models"
         )
     if config.model_type in _LEARNED:
         return "learned"
@@ -75,7 +76,7 @@ def family_like(model: Any) -> str:
 
 
 class Watch:
-    """The calls seen while a model was watched; ``outputs`` may be set to what the code under test returned."""
+    """Hold the calls of a watched model; set ``outputs`` to what your code returned to judge its tokens too."""
 
     def __init__(self, oracle: AnyOracle, case: WatchedCase, trace: Trace) -> None:
         self._oracle, self._case, self._trace = oracle, case, trace
@@ -83,15 +84,17 @@ class Watch:
 
     @cached_property
     def verdict(self) -> Verdict:
-        """Whether every row is as the target alone emits it, as far as it was asked; its explanation names the first
-        wrong context. A token that a right context was answered with counts as a tie."""
+        """Judge every row as far as it was decoded; the explanation names the first wrong context.
+
+        Where the context was right and rounding chose another token, the row counts as a tie.
+        """
         run = self._run()
         if not any(row.first is not None for row in run.verdicts):
             return Verdict("tie" if run.ties else "equivalent", run.verdicts)
         return Verdict("violation", run.verdicts, Reader(run).explain())
 
     def explain(self) -> str:
-        """The explanation as text."""
+        """Return the explanation as text."""
         return self.verdict.explain()
 
     def _run(self) -> Run:

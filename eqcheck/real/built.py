@@ -45,7 +45,7 @@ def recognised(model: Any) -> str:
 
 
 def _alike(weights: dict[str, Any], known: dict[str, Any]) -> bool:
-    """Whether these are the known weights, which may have been rounded."""
+    """Return whether these are the known weights, which may have been rounded."""
     return weights.keys() == known.keys() and all(
         weight.shape == known[name].shape
         and torch.allclose(weight.detach().cpu().float(), known[name], rtol=_ROUNDING, atol=0.0)
@@ -79,5 +79,5 @@ def function_of(name: str) -> Function:
 
 
 def emitted(name: str, prompts: Sequence[tuple[int, ...]], count: int) -> list[list[int]]:
-    """So many tokens after each prompt, as the target of `BUILT` with this name emits them."""
+    """Return ``count`` tokens after each prompt, as the target of `BUILT` with this name generates them."""
     return [function_of(name).emitted(prompt, count) for prompt in prompts]

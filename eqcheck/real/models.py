@@ -226,7 +226,8 @@ def _is_table(model: Any, name: str) -> bool:
 
 
 def margins(architecture: str, seed: int = 0, contexts: int = 256) -> tuple[int, float]:
-    """How many tokens a model emits after so many random contexts, and the least lead of one over the next, in logits.
+    """Return how many tokens a model emits after so many random contexts, and the least lead of one over the next, in
+    logits.
 
     >>> tokens, least = margins("llama", contexts=64)
     >>> tokens > 32 and least > 1e-4

@@ -102,7 +102,7 @@ class Provenance:
         return self._first[role, call]
 
     def knows(self, layer: int, role: int, data: bytes, kind: int = 0) -> bool:
-        """Whether K of the first head, or V if the ``kind`` is 1, was remembered with these bytes."""
+        """Return whether K of the first head, or V if the ``kind`` is 1, was remembered with these bytes."""
         return data in self._by_bytes[role, layer, kind, 0]
 
     def tokens(self, layer: int, role: int, data: bytes, kind: int = 0) -> list[int]:
@@ -244,7 +244,7 @@ def _strange(data: bytes) -> Ints:
 
 
 def is_filler(data: bytes) -> bool:
-    """Whether the bytes are one number everywhere: memory that was filled.
+    """Return whether the bytes are one number everywhere: memory that was filled.
 
     >>> is_filler(bytes(32)), is_filler(bytes(range(32)))
     (True, False)

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def load(path: str | Path) -> Report:
-    """Read a ``report.json``, or that of a folder.
+    """Read a ``report.json``, or the one in a folder.
 
-    Raises `eqcheck.contract.errors.UsageError` for a file that is no report of this version.
+    Raises `eqcheck.contract.errors.UsageError` if the file is not a report in this version's format.
 
     >>> load("reports/showcase/bsp").violations[0].fingerprint
     'position/query-position'

@@ -1,4 +1,4 @@
-"""From an audit to its report, and to the files in which it is kept."""
+"""Turn an audit into its report, and write the files that keep it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eqcheck import __version__
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.kinds import KINDS
-from eqcheck.explanation.notice import kind_of
+from eqcheck.explanation.notice import LIMIT, kind_of
 from eqcheck.explanation.text import explained
 from eqcheck.report.markdown import to_markdown
 from eqcheck.report.schema import (
@@ -102,7 +102,7 @@ def report_of(audit: Audit, folder: Path) -> Report:
         violations=_violations(audit, "violation", folder),
         discoveries=_violations(audit, "discovery", folder),
         inconclusive=_violations(audit, "inconclusive", folder),
-        warnings=tuple(one_line(warning, 2000) for warning in audit.warnings),
+        warnings=tuple(one_line(warning, LIMIT) for warning in audit.warnings),
         warning_kinds=tuple(map(kind_of, audit.warnings)),
         declined=tally.declined,
         requires=decoder.requires,
@@ -127,6 +127,7 @@ def report_of(audit: Audit, folder: Path) -> Report:
         stale=tuple(audit.stale),
         outdated=tuple(audit.outdated),
         served=_served(audit),
+        unreached=tuple(audit.unreached),
         written=audit.written,
         command=audit.command,
         interrupted=audit.interrupted,
@@ -200,6 +201,7 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedV
         story=shown.story,
         known_until=listed.until.isoformat() if listed else None,
         others=shown.others,
+        stored=sum(finding.replayed for finding in findings),
     )
 
 
@@ -225,7 +227,7 @@ def _script_file(folder: Path, finding: Finding) -> Path:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether an audit wrote a file: nothing else is removed."""
+    """Return whether an audit wrote a file: nothing else is removed."""
     try:
         if path.suffix == ".py":
             return "by eqcheck" in path.read_text(errors="replace")[:400]

@@ -56,7 +56,7 @@ class Comparison:
 
     @property
     def worse(self) -> bool:
-        """Whether there is a violation that was none before."""
+        """Return whether there is a violation that was none before."""
         return any(change.state == "new" for change in self.changes)
 
     @property
@@ -138,7 +138,7 @@ def _conditions(report: Report) -> dict[str, str]:
 
 
 def chance(change: ComparedCause) -> str:
-    """How likely a cause that is gone was only missed, as a sentence; empty where that is not known."""
+    """Return how likely a cause that is gone was only missed, as a sentence; empty where that is not known."""
     if change.missed is None:
         return ""
     return f"if it were as frequent as before, these cases would miss it with probability {change.missed:.1g}"
@@ -163,7 +163,7 @@ def to_text(comparisons: Sequence[Comparison]) -> str:
 
 
 def in_words(comparison: Comparison) -> str:
-    """How many causes are in each state.
+    """Return how many causes are in each state.
 
     >>> from types import SimpleNamespace as Given
     >>> in_words(Given(changes=[Given(state="new"), Given(state="gone"), Given(state="gone")]))

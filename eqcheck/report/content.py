@@ -53,7 +53,7 @@ class Content:
 
     @property
     def uncaused(self) -> dict[str, int]:
-        """How many cases have no cause that was shown, by standing."""
+        """Return how many cases have no cause that was shown, by standing."""
         counts: Counter[str] = Counter()
         for standing, finding in self.findings:
             counts[standing] += 0 if finding.caused else finding.count
@@ -97,7 +97,7 @@ class Content:
 
     @property
     def law_alone(self) -> bool:
-        """Whether a law is violated and no case fails by itself."""
+        """Return whether a law is violated and no case fails by itself."""
         return bool(self.r.laws) and not self.r.cases.violation
 
     def summed(self, standing: str, finding: ReportedViolation) -> str:
@@ -107,13 +107,32 @@ class Content:
             where = [name for name in unclaimed if finding.fingerprint in self.r.matrix[name].fingerprints]
             named = ", ".join(where or [str(finding.case.get("family", "-"))])
             return f"{cases(finding)} of families that are not claimed ({named})"
-        drawn = self.shown_by(finding, f"{finding.count} of {many(self.r.cases.run, 'case')}")
+        drawn = self.shown_by(finding, self.counted(finding))
         drawn += "; the output does not repeat" if standing == "inconclusive" else ""
         return f"{drawn}, known" if finding.known else drawn
 
     def shown_by(self, finding: ReportedViolation, of: str = "") -> str:
-        """In how many cases a finding shows, in the words ``of`` that, or that all sampled tokens show it."""
+        """Describe in how many cases a finding shows, in the words ``of`` that, or that all sampled tokens show it."""
         return "all sampled tokens" if self.law_alone and finding.evidence.of_law else of or cases(finding)
+
+    def counted(self, finding: ReportedViolation) -> str:
+        """How many of the drawn cases show a finding, and how many of the stored ones, each as far as there are any."""
+        drawn, stored = self.r.cases.run, self.r.corpus.replayed
+        if not finding.stored:
+            return f"{finding.count} of {many(drawn, 'case')}"
+        if not drawn:
+            return f"{finding.stored} of {many(stored, 'stored case')}"
+        return f"{finding.count} of {drawn} drawn, {finding.stored} of {stored} stored"
+
+    @property
+    def extent(self) -> str:
+        """How many cases the verdict is about and, of a violation, how many fail; stored cases are told apart."""
+        drawn, stored = self.r.cases, self.r.corpus
+        failed = drawn.violation if self.r.verdict == "violation" else 0
+        told = f" in {failed} of {many(drawn.run, 'case')}" if failed else f", {many(drawn.run, 'case')}"
+        if stored.failing and not drawn.run:
+            return f" in {stored.failing} of {many(stored.replayed, 'stored case')}"
+        return told + (f" and {stored.failing} of {stored.replayed} stored" if stored.failing else "")
 
     @property
     def near_ties(self) -> list[str]:
@@ -127,7 +146,7 @@ class Content:
 
     @property
     def slots(self) -> list[str]:
-        """How much of what the target is handed is of use, in a sentence."""
+        """Return how much of what the target is handed is of use, in a sentence."""
         share = self.r.slots_seen
         return (
             [] if share is None else [f"Queries attended to {percent(share)} of the cache slots given to the target."]
@@ -188,7 +207,9 @@ class Content:
         return [(title, sorted(rows, key=lambda row: row[2])) for title, rows in groups if rows]
 
     def asked(self, counter: str) -> bool:
-        """Whether cases could exercise what is counted: trees and stops are for decoders alone that take them."""
+        """Return whether cases could exercise what is counted:
+        trees and stops are for decoders alone that take them.
+        """
         if counter in _OF_COMPLETIONS or counter.startswith("stop"):
             return bool(self.r.coverage.get(counter if counter in _OF_COMPLETIONS else "stops"))
         return counter not in _OF_TREES or isinstance(self.r.cache_states.get("tree"), int)
@@ -226,7 +247,7 @@ class Content:
         return words if chance * len(found) < _BY_CHANCE else ""
 
     def axes(self, finding: ReportedViolation) -> list[tuple[str, list[tuple[str, int, int]]]]:
-        """By the name of each axis that has more than one value: the values, how many cases fail, and of how many."""
+        """Return for each axis with several values how many cases fail, of how many, by value."""
         return [
             (self.lane.axes.get(axis, axis), [(value, failed, of) for value, (failed, of) in values.items()])
             for axis, values in finding.axes.items()
@@ -238,7 +259,7 @@ _BY_CHANCE = 1e-3
 
 
 def _by_chance(failed: int, of: int, all_failed: int, total: int) -> float:
-    """How likely at least so many of the failing cases are among these by chance (the hypergeometric tail)."""
+    """Return how likely at least so many of the failing cases are among these by chance (the hypergeometric tail)."""
     ways = comb(total, of)
     return sum(comb(all_failed, k) * comb(total - all_failed, of - k) for k in range(failed, of + 1)) / ways
 
@@ -274,5 +295,5 @@ def percent(share: float | None) -> str:
 
 
 def cases(finding: ReportedViolation) -> str:
-    """In how many cases a finding shows."""
+    """Describe in how many cases a finding shows."""
     return many(finding.count, "case")

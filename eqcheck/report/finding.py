@@ -70,7 +70,7 @@ class Article:
 
     @property
     def drawn(self) -> bool:
-        """Whether there is a picture of the cache."""
+        """Return whether there is a picture of the cache."""
         return bool(self.v.story and self.v.story.call)
 
 

@@ -47,12 +47,12 @@ class ReportPage(Content):
 
     @property
     def counts_all(self) -> bool:
-        """Whether a counter that the report does not have is known to be 0."""
+        """Return whether a counter that the report does not have is known to be 0."""
         return self.r.versions.get("eqcheck") == __version__
 
     @property
     def never(self) -> int:
-        """How many things no case exercised."""
+        """Return how many things no case exercised."""
         return sum(not count for _, rows in self.exercised for _, _, count in rows)
 
     @property

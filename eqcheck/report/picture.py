@@ -56,7 +56,7 @@ class SlotColumn:
 
 
 def cell(query: DrawnQuery, number: int) -> str:
-    """How a query stands to a slot."""
+    """Return how a query stands to a slot."""
     seen = query.sees[number : number + 1] == "1"
     if number >= len(query.should):
         return "seen-unjudged" if seen else "unseen-unjudged"

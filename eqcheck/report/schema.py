@@ -15,6 +15,7 @@ import msgspec
 from eqcheck.contract.escaping import cleaned
 from eqcheck.explanation.notice import Notice, with_kinds
 from eqcheck.explanation.records import Explanation
+from eqcheck.result.claims import Unreached
 from eqcheck.result.findings import LawEvidence, OtherCase, RealPair
 from eqcheck.result.outcome import NearTie
 from eqcheck.result.story import Story
@@ -36,7 +37,7 @@ class DecoderInfo:
 
 @dataclass(frozen=True)
 class Cases:
-    """How many drawn cases ran, by verdict; ``skipped`` were declined and did not run."""
+    """Count the drawn cases that ran, by verdict; ``skipped`` were declined and did not run."""
 
     run: Count
     equivalent: Count
@@ -100,7 +101,8 @@ class ReportedViolation:
     ``evidence`` has all the facts that were seen. ``axes`` are ``[failing, run]`` cases by the values of each axis,
     and ``only`` says on which of them the failing ones lie. ``known`` is the link that the decoder declares for it, or
     that the user lists it with; only then ``known_until`` is the last day on which it passes. ``story`` is what
-    befell the row, where the calls were seen. ``others`` are some of the other cases that show it.
+    befell the row, where the calls were seen. ``others`` are some of the other cases that show it. ``count`` is of
+    drawn cases alone, ``stored`` of those that earlier audits left in the corpus.
     """
 
     fingerprint: str
@@ -123,15 +125,16 @@ class ReportedViolation:
     story: Story | None = None
     known_until: str | None = None
     others: tuple[OtherCase, ...] = ()
+    stored: Count = 0
 
     @property
     def caused(self) -> bool:
-        """Whether a cause was shown; `unattributed` is none."""
+        """Return whether a cause was shown; `unattributed` is none."""
         return self.component != "unattributed"
 
     @property
     def in_known_words(self) -> str:
-        """Why it is known, in words; empty for one that is not."""
+        """Return why it is known, in words; empty for one that is not."""
         if self.known is None:
             return ""
         listed = f"known until {self.known_until}" if self.known_until else "declared as known"
@@ -152,7 +155,7 @@ class FamilyCases:
 
 @dataclass(frozen=True)
 class CorpusCases:
-    """How many stored cases were decoded again, and how many of them fail."""
+    """Count the stored cases that were decoded again, and those that fail."""
 
     replayed: Count
     failing: Count
@@ -187,22 +190,24 @@ class Memory:
 
 @dataclass(frozen=True)
 class Report:
-    """One audit. A field that a lane does not have is empty or null.
+    """Hold the report of one audit; a field that a lane does not have is empty or null.
 
-    ``coverage`` counts the cases that exercised each thing, ``reached`` is the largest of what cases held, ``matrix``
-    the results by family, ``acceptance`` the share of draft tokens that were accepted as the decoder counts them.
-    ``sampling`` is the evidence of all sampled tokens. ``dictated_rounds`` counts, by ``accepted/K``, the rounds with
-    dictated drafts that were asked for, and those of them that were seen to be played. ``served`` are the cases on
-    checkpoints, by kind and drafter.
-    ``due_drafts`` counts, by batch size, row and position in a round, and in sampled rows, how many draft tokens were
-    accepted, and how many are due: the draft alone proposes them, and the target agrees.
-    ``pairs`` counts the cases of engines in which two options or settings were at work, in one row or in several.
-    ``slots_seen`` is the share of the slots handed to the target that a query saw, in all its calls, ``memory`` the
-    measure of keys and values where that was asked. ``outdated`` says why an audit fails beside its violations:
-    entries of known violations are past or gone, or more draft tokens are lost than may be. ``written``
-    is the date in UTC, ``command`` the command as typed. ``ties`` counts the tokens that rounding decided, and
-    ``near_ties`` are the first of them. ``laws`` counts the violations that sampled tokens show together: no case needs
-    to fail by itself, so ``cases.violation`` may be 0 beside them.
+    - ``coverage``: cases by what they exercised; ``reached``: the largest sizes of cases; ``matrix``: results by
+      family; ``served``: cases on checkpoints, by kind and drafter; ``pairs``: cases of engines with two options or
+      settings at work, in one row or in several.
+    - ``acceptance``: the share of draft tokens accepted, as the decoder counts them; ``due_drafts``: by batch size, row
+      and position in a round, and in sampled rows, draft tokens that were accepted, and that should have been (the
+      draft alone proposes them and the target agrees); ``dictated_rounds``: by ``accepted/K``, rounds whose drafts the
+      case named, and how many of them the engine ran that way.
+    - ``sampling``: the evidence of all sampled tokens; ``laws``: violations that sampled tokens show only together, so
+      ``cases.violation`` can be 0 next to them.
+    - ``ties``: tokens decided by rounding; ``near_ties``: the first of them.
+    - ``slots_seen``: the share of the target's cache slots that a query attended to; ``memory``: the memory of keys and
+      values, if measured.
+    - ``outdated``: why an audit fails without a violation: known violations that expired or no longer occur, or too
+      many lost draft tokens.
+    - ``written``: the date in UTC; ``command``: the command as typed.
+    - ``unreached``: claims of the decoder that no drawn case tested, each with how many cases would have.
     """
 
     format: Literal["eqcheck-report/2"]
@@ -248,6 +253,7 @@ class Report:
     laws: Count = 0
     due_drafts: dict[str, tuple[Count, Count]] = field(default_factory=dict)
     pairs: dict[str, Count] = field(default_factory=dict)
+    unreached: tuple[Unreached, ...] = ()
 
     @property
     def noticed(self) -> list[Notice]:

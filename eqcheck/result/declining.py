@@ -8,12 +8,13 @@ said in a warning of their own.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
-from eqcheck.contract.decoders import REQUIREMENTS, Decoder
+from eqcheck.contract.decoders import Decoder
+from eqcheck.contract.escaping import one_line
 from eqcheck.contract.requirements import told
-from eqcheck.explanation.notice import VACUOUS, Notice
+from eqcheck.explanation.notice import LIMIT, VACUOUS, Notice
 from eqcheck.result.tally import Alike, Tally
 
 MOST_DECLINED = 0.5
@@ -27,7 +28,7 @@ _SHOWN = 3  # reasons
 
 
 def summary(reasons: Mapping[str, int], total: int) -> str:
-    """How many cases were declined and why; empty for none.
+    """Return how many cases were declined and why; empty for none.
 
     >>> summary({"one row at a time": 4}, 10)
     '4 of 10 cases were declined: one row at a time (4)'
@@ -43,11 +44,24 @@ def too_many(reasons: Mapping[str, int], total: int) -> list[str]:
     """The warning where more than `MOST_DECLINED` of all cases were declined."""
     if sum(reasons.values()) <= MOST_DECLINED * total:
         return []
-    said = (
-        f"{summary(reasons, total)}; the audit says nothing about them. Declare what the decoder needs of every request"
-    )
-    some = f"requires=(...) with some of {', '.join(REQUIREMENTS)}: then cases are drawn that it takes"
-    return [Notice(f"{said}, {some}", VACUOUS)]
+    most = one_line(Counter(reasons).most_common(1)[0][0], 50)
+    said = f"{sum(reasons.values())} of {total} cases were declined, most with {most!r}; declare it in requires=(...)"
+    return [Notice(f"{said}, and cases are drawn that the decoder takes", VACUOUS)]
+
+
+def lacking(missing: Sequence[str]) -> str:
+    """The words of a VACUOUS warning about essential things that no case exercised, as many as fit a line.
+
+    >>> print(lacking(["more than one row", "an EOS among accepted drafts"]))
+    no case had: more than one row; an EOS among accepted drafts. Draw more cases, or check that the decoder speculates
+    """
+    last = ". Draw more cases, or check that the decoder speculates"
+    for shown in range(len(missing), 0, -1):
+        more = f"; and {len(missing) - shown} more" if shown < len(missing) else ""
+        said = f"no case had: {'; '.join(missing[:shown])}{more}{last}"
+        if len(said) + len(VACUOUS) + 2 <= LIMIT:
+            break
+    return said
 
 
 def unseen(essential: Iterable[str], coverage: Mapping[str, int], requires: Iterable[str]) -> list[str]:
@@ -62,24 +76,27 @@ def unseen(essential: Iterable[str], coverage: Mapping[str, int], requires: Iter
 
 def of_requirements(decoder: Decoder) -> list[str]:
     """A warning of the cases that the decoder's preconditions keep away; none where it has no preconditions."""
-    needs = "; ".join(f"{name} ({told(name)})" for name in decoder.requires)
-    return [f"only cases were drawn that meet what the decoder requires: {needs}"] if needs else []
+    needs = one_line("; ".join(told(name) for name in decoder.requires), 140)
+    return [f"requires= left out other cases; in those drawn: {needs}"] if needs else []
 
 
 def of_ends(decoder: Decoder, coverage: Mapping[str, int]) -> list[str]:
     """Warnings of what the decoder declares about the ends of rows, and was not seen to do in the cases run."""
     warnings = list[str]()
     if "finish-reason" in decoder.capabilities and not coverage.get("finish_reason"):
-        said = "the decoder declares finish-reason, and no row came with one"
+        said = "finish-reason is declared, and no row came with one"
         warnings.append(f"{said}: return eqcheck.Completion(tokens, finish_reason=...) in place of a list")
     if "logprobs" in decoder.capabilities and not coverage.get("logprobs"):
-        warnings.append("the decoder declares logprobs, and no row came with any")
+        warnings.append("logprobs is declared, and no row came with any: return eqcheck.Completion(..., logprobs=...)")
     if "prompt-logprobs" in decoder.capabilities and not coverage.get("prompt_logprobs"):
-        warnings.append("the decoder declares prompt-logprobs, and no row came with those of its prompt")
+        said = "prompt-logprobs is declared, and no row came with any"
+        warnings.append(f"{said}: return eqcheck.Completion(..., prompt_logprobs=...)")
     if coverage.get("to_cancel") and not coverage.get("cancelled"):
-        warnings.append("rows were to be cancelled, and each was decoded to its end")
+        warnings.append(
+            "cancel is declared, and rows to be cancelled were decoded to their ends: heed row.cancel_after"
+        )
     if coverage.get("stops") and not coverage.get("stopped"):
-        warnings.append("rows had stop sequences, and none was seen to end a row")
+        warnings.append("stop-sequences is declared, and none ended a row: draw more cases, or heed row.stop_sequences")
     return warnings
 
 
@@ -102,9 +119,9 @@ def warnings_of(decoder: Decoder, tally: Tally) -> list[str]:
         for name in claimed:
             at = (field, name)
             if drawn[at] and drawn[at] == passed[at]:
-                reasons = dict(tally.by(lambda one: one.declined, partial(_declined_at, at)).most_common())
-                said = f"every case of {what} {name} was declined ({summary(reasons, drawn[at])})"
-                warnings.append(Notice(f"{said}; the audit says nothing about that claim", VACUOUS))
+                reasons = tally.by(lambda one: one.declined, partial(_declined_at, at)).most_common(1)
+                said = f"all {drawn[at]} cases of {what} {name} were declined ({one_line(reasons[0][0], 60)})"
+                warnings.append(Notice(f"{said}: accept such cases or do not claim it", VACUOUS))
     return warnings
 
 

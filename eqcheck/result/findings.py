@@ -14,6 +14,7 @@ from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.contract.profiles import Profile
 from eqcheck.contract.sizes import WIDE, Bounds
 from eqcheck.explanation.records import Explanation, many
+from eqcheck.result.claims import Unreached
 from eqcheck.result.outcome import Outcome
 from eqcheck.result.story import Story
 from eqcheck.result.tally import Tally
@@ -79,7 +80,7 @@ class OtherCase:
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause under one condition: how many drawn cases show it, and the smallest that does.
+    """One cause under one condition: how many drawn and ``replayed`` cases show it, and the smallest that does.
 
     ``standing`` is one of `STANDINGS`: a discovery is made beyond what the decoder claims, and what is inconclusive did
     not fail time and again. ``needs`` are the options without which the case is right, ``plain`` what the decoder does
@@ -87,7 +88,8 @@ class Finding:
     which drawn cases count with it. ``stored``: the case is one that an earlier audit left in the corpus.
     ``minimised`` is False where time ran out. ``axes`` and ``only`` say on which cases it shows. ``script`` shows the
     finding without eqcheck, where there is such a script; ``story`` is what befell the row, where the calls were seen.
-    ``others`` are some more cases that show it.
+    ``others`` are some more cases that show it. ``count`` is of drawn cases alone; ``replayed`` counts the cases that
+    earlier audits stored.
     """
 
     outcome: Outcome
@@ -104,6 +106,7 @@ class Finding:
     script: str | None = None
     story: Story | None = None
     others: tuple[OtherCase, ...] = ()
+    replayed: int = 0
 
     @property
     def fingerprint(self) -> str:
@@ -166,6 +169,7 @@ class Audit:
     fails beside them: entries are past or gone, or too many draft tokens are lost. ``written`` is the date, ``command``
     what was typed. ``counted`` are cases drawn elsewhere, without outcomes here. ``wealth`` and ``exclusion`` make up
     the evidence; ``telling`` is the case that adds most to it, with the natural logarithm of that.
+    ``unreached`` are the claims that no drawn case tested.
     """
 
     decoder: Decoder
@@ -195,6 +199,7 @@ class Audit:
     wealth: Wealth | None = None
     exclusion: Exclusion | None = None
     telling: tuple[float, Outcome] | None = None
+    unreached: list[Unreached] = field(default_factory=list)
     _tally: tuple[tuple[int, int], Tally] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -218,12 +223,14 @@ class Audit:
                 self.findings.append(finding)
                 continue
             counted = self.findings[number]
-            seen = (*counted.seen, *finding.seen)
-            self.findings[number] = replace(counted, count=counted.count + finding.count, seen=seen)
+            seen, count = (*counted.seen, *finding.seen), counted.count + finding.count
+            replayed = counted.replayed + finding.replayed
+            self.findings[number] = replace(counted, count=count, replayed=replayed, seen=seen)
         self.findings.sort(key=lambda finding: -finding.count)
         self.unsettled += other.unsettled
         self.drawing_s += other.drawing_s
         self.interrupted |= other.interrupted
+        self.unreached += other.unreached
         self.evidence = other.evidence or self.evidence
         self.files |= other.files
 
@@ -255,20 +262,27 @@ class Audit:
         return [outcome for outcome in self.outcomes if self.claims(outcome.case) and not outcome.declined]
 
     def claims(self, case: Any) -> bool:
-        """Whether the decoder claims to be right on the case; checkpoints are drawn of the kinds that it claims."""
+        """Return whether the decoder claims to be right on the case;
+        checkpoints are drawn of the kinds that it claims.
+        """
         return case.family in self.claimed_families or bool(case.checkpoint)
 
     @property
     def inconclusive(self) -> int:
-        """How many drawn cases within the claim failed without being a violation."""
+        """Return how many drawn cases within the claim failed without being a violation."""
         return sum(finding.count for finding in self.doubtful if self.claims(finding.case)) + self.unsettled
 
     @property
+    def silent(self) -> bool:
+        """Whether a claim went untested that more cases would have tested; a profile says what it leaves out."""
+        return not self.options.profile and any(one.cases is not None for one in self.unreached)
+
+    @property
     def verdict(self) -> str:
-        """``violation`` if one was confirmed, ``inconclusive`` if runs disagreed or nothing ran."""
+        """``violation`` if one was confirmed, ``inconclusive`` if runs disagreed, or a claim or all was untested."""
         if self.violations or (self.real_pair and self.real_pair.wrong):
             return "violation"
-        unclear = bool(self.doubtful or self.interrupted or self.unsettled or self.vacuous)
+        unclear = bool(self.doubtful or self.interrupted or self.unsettled or self.vacuous or self.silent)
         unclear |= self.evidence is not None and self.evidence.verdict == "inconclusive"
         return merge(
             [*["inconclusive"] * unclear, *(status for status in self.tally.statuses if status != "violation")]
@@ -276,7 +290,7 @@ class Audit:
 
     @property
     def coverage(self) -> dict[str, int]:
-        """How many cases raised each counter."""
+        """Return how many cases raised each counter."""
         return dict(sorted(self.tally.coverage.items()))
 
     @property
@@ -335,7 +349,7 @@ class Audit:
 
     @property
     def _enough(self) -> bool:
-        """Whether so many cases ran that what none of them showed is no more."""
+        """Return whether so many cases ran that what none of them showed is no more."""
         return self.tally.run >= ENOUGH_TO_CALL_STALE and set(self.claimed_families) <= set(self.families)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from eqcheck.contract.escaping import one_line
 from eqcheck.explanation.notice import INCONCLUSIVE, Notice
 from eqcheck.explanation.records import many
 from eqcheck.result.findings import Audit
@@ -16,7 +17,7 @@ Due = Mapping[str, tuple[int, int]]  # by batch, row or position: draft tokens a
 
 
 def due(observed: Counter[str]) -> dict[str, tuple[int, int]]:
-    """By ``batch SIZE``, ``row NUMBER`` and ``position NUMBER``, draft tokens accepted and due; and of sampled rows.
+    """Count draft tokens accepted and due by ``batch SIZE``, ``row NUMBER``, ``position NUMBER``; and of sampled rows.
 
     Nothing is known of sampled rows where one round shows that the engine draws its draft tokens.
 
@@ -42,10 +43,10 @@ def warnings(places: Due) -> list[str]:
     if lost < 2 or lost < asked * _TOLD:
         return []
     share = _percent(lost / asked)
-    said = f"{lost} of {asked} draft tokens were lost ({share}) that the draft alone proposes, K a round,"
+    said = f"{lost} of {asked} draft tokens that should have been accepted were lost ({share})"
     spared = [name for name, (kept, of) in places.items() if kept == of >= _ENOUGH]
-    where = f"; none of them in {', '.join(spared)}" if spared else ""
-    return [Notice(f"{said} and the target agrees with{where}. This costs speed, not output", "draft")]
+    where = f", none in {one_line(', '.join(spared), 70)}" if spared else ""
+    return [Notice(f"{said}{where}. This costs speed, not output", "draft")]
 
 
 def lost_of(audit: Audit) -> tuple[int, int]:
@@ -56,7 +57,7 @@ def lost_of(audit: Audit) -> tuple[int, int]:
 
 
 def within(audit: Audit, most: float | None) -> bool | None:
-    """Whether no larger share of the draft tokens is lost than may be; None where nothing is known of them."""
+    """Return whether no larger share of the draft tokens is lost than may be; None where nothing is known of them."""
     lost, asked = lost_of(audit)
     return most is None or (lost <= most * asked if asked else None)
 
@@ -65,7 +66,7 @@ def limit(audit: Audit, most: float | None) -> None:
     """Let an audit fail where more draft tokens are lost than the share that may be; warn where nothing is known."""
     lost, asked = lost_of(audit)
     if (fits := within(audit, most)) is None:
-        said = "of no case it is known how many draft tokens are due, so --max-draft-loss says nothing"
+        said = "--max-draft-loss cannot be checked: the decoder reports no counts of draft tokens"
         audit.warnings.append(Notice(said, INCONCLUSIVE))
     elif most is not None and not fits:
         share = f"{lost} of {many(asked, 'draft token')} ({_percent(lost / asked)})"

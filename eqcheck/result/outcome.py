@@ -11,7 +11,7 @@ from eqcheck.result.story import Story
 
 HANG = "crash/hang"
 HANGS_TO_GIVE_UP = 3
-UNTRIED = "there was no time to look for a cause"
+UNTRIED = "the time ended before a cause was searched for"
 
 
 class CaseLog(NamedTuple):
@@ -100,5 +100,5 @@ class Outcome:
         return self.status == "violation"
 
     def repeats(self, other: Outcome) -> bool:
-        """Whether a second run gave the same answer, or failed in the same way."""
+        """Return whether a second run gave the same answer, or failed in the same way."""
         return (self.symptom, self.outputs) == (other.symptom, other.outputs)

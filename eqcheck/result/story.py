@@ -67,7 +67,8 @@ class DrawnRow:
     queries: tuple[DrawnQuery, ...]
 
     def right(self, query: DrawnQuery) -> bool | None:
-        """Whether one of the queries saw exactly what it should, positions included; None where that is not known.
+        """Return whether one of the queries saw exactly what it should, positions included; None where that is not
+        known.
 
         >>> slots = (DrawnSlot("position 0", 5, 0, True, ""), DrawnSlot("pad", 0, 0, None, ""))
         >>> one, other = (DrawnQuery(0, "position 0", 5, 0, 0, sees, "10", 7, 7) for sees in ("10", "11"))
@@ -138,7 +139,7 @@ class DrawnRound:
 
     @property
     def odd(self) -> list[str]:
-        """How many drafts fared otherwise than drafts do as a rule.
+        """Return how many drafts fared otherwise than drafts do as a rule.
 
         >>> DrawnRound(1, 2, (5, 6, 7), 1, "", None, (5,), agreed=2).odd
         ['1 cut']
@@ -148,7 +149,7 @@ class DrawnRound:
 
     @property
     def fates(self) -> str:
-        """How many drafts were accepted, and the `odd` ones."""
+        """Return how many drafts were accepted, and the `odd` ones."""
         return ", ".join([str(self.accepted), *self.odd]) if self.known else "not known"
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from eqcheck.case.engine import EngineCase
 from eqcheck.case.record import Case
+from eqcheck.result.claims import Claim, claims_in
 from eqcheck.result.outcome import NearTie, Outcome
 
 SPEAKS = "speaks"
@@ -59,12 +60,13 @@ class Alike:
 
 @dataclass
 class Tally:
-    """Counts of drawn cases; all but ``alike`` are of those within the claim that the decoder did not decline.
+    """Counts of drawn cases; all but ``alike`` and ``tested`` are of those within the claim that it did not decline.
 
     ``exact`` and ``prefix`` are sums of the shares of `eqcheck.result.outcome.Outcome`, ``reached`` is the largest of
     what cases held, ``lucky`` counts cases that are right though a context was wrong, ``served`` the cases of engines
     by checkpoint, drafter, verdict, and why one was declined or crashed, ``fingerprints`` are those seen, also in the
     ``replayed`` cases of the corpus; ``failing`` of them fail.
+    ``tested`` counts the cases that test each thing a decoder may claim, declined ones as well.
     ``near_ties`` are the first of the ``ties``, ``pairs`` counts the cases of engines by two counters of `PAIRED`.
 
     >>> one = Tally(Counter({Alike(True, "rotary", "equivalent"): 2}), exact=2.0)
@@ -88,6 +90,7 @@ class Tally:
     replayed: int = 0
     failing: int = 0
     near_ties: tuple[NearTie, ...] = ()
+    tested: Counter[Claim] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, drawn: Iterable[Outcome], replayed: Iterable[Outcome], claims: Callable[[Any], bool]) -> Tally:
@@ -106,6 +109,7 @@ class Tally:
         axes = tuple(case.axes.items()) if isinstance(case, Case) else ()
         symptom = outcome.symptom if outcome.failed else ""
         self.alike[Alike(claimed, case.family, outcome.status, symptom, outcome.declined, axes)] += 1
+        self.tested.update(claims_in(case))
         if isinstance(case, EngineCase):
             kind, crashed = case.checkpoint.partition("-")[0], symptom.startswith("crash/")
             why = outcome.declined or (symptom if crashed else "")
@@ -154,7 +158,7 @@ class Tally:
 
     @property
     def declined(self) -> dict[str, int]:
-        """Why cases within the claim were declined, the most frequent reason first."""
+        """Return why cases within the claim were declined, the most frequent reason first."""
         return dict(self.by(lambda one: one.declined, lambda one: one.claimed and bool(one.declined)).most_common())
 
     def by(self, name: Callable[[Alike], str], among: Callable[[Alike], bool] = lambda one: True) -> Counter[str]:
@@ -166,7 +170,7 @@ class Tally:
         return counts
 
     def places(self, among: Callable[[Alike], bool]) -> Counter[tuple[str, str]]:
-        """How many of the drawn cases ``among`` all lie on each value of each axis."""
+        """Return how many of the drawn cases ``among`` all lie on each value of each axis."""
         counts: Counter[tuple[str, str]] = Counter()
         for one, count in self.alike.items():
             if among(one):

@@ -1,4 +1,4 @@
-"""Verdicts of a batch and of its rows.
+"""Define the verdicts of a batch and of its rows.
 
 equivalent < tie < inconclusive < violation        (verdicts merge to the highest)
 """
@@ -19,7 +19,7 @@ VERDICTS = ("equivalent", "tie", "inconclusive", "violation")
 
 
 def merge(verdicts: Iterable[str]) -> str:
-    """The gravest of several verdicts; of none, ``"inconclusive"``, because nothing was shown.
+    """Return the gravest of several verdicts; ``"inconclusive"`` for none, because nothing was shown.
 
     >>> merge(["equivalent", "violation", "tie"])
     'violation'
@@ -29,7 +29,7 @@ def merge(verdicts: Iterable[str]) -> str:
 
 
 def common_start(first: Sequence[object], second: Sequence[object]) -> int:
-    """How many items of two sequences are the same, from the first.
+    """Count the leading items that two sequences share.
 
     >>> common_start((5, 6, 7), (5, 6))
     2
@@ -40,7 +40,7 @@ def common_start(first: Sequence[object], second: Sequence[object]) -> int:
 
 @dataclass(frozen=True)
 class RowVerdict:
-    """One row of output beside the truth; ``first`` is the index of the first difference, None when equal."""
+    """Hold a row's expected and observed tokens; ``first`` is the index of the first difference, None if equal."""
 
     row: int
     expected: tuple[int, ...]
@@ -52,7 +52,7 @@ class RowVerdict:
 
     @property
     def prefix_match(self) -> float:
-        """Leading equal tokens as a share of the expected ones; 1 when equal or only too long."""
+        """Return the leading correct tokens as a share of the expected ones; 1 if equal or only too long."""
         if self.first is None:
             return 1.0
         return self.first / len(self.expected) if self.expected else 1.0
@@ -60,10 +60,11 @@ class RowVerdict:
 
 @dataclass(frozen=True, repr=False)
 class Verdict:
-    """The oracle's answer for one batch; truthy when every row is what the target emits alone, near-ties included.
+    """Hold the oracle's verdict on one batch; it is truthy if every row is what the target generates alone.
 
-    ``status`` is one of `VERDICTS`, or ``skipped`` where the decoder ``declined``, which says why. ``str()`` of it is
-    the explanation.
+    ``status`` is one of `VERDICTS`, or ``skipped`` if the decoder declined; ``declined`` is then the reason. ``tie``
+    (truthy) means that rows differ only where the target's logits tie within rounding. ``rows`` hold expected and
+    observed tokens; ``explanation`` is the cause as data. ``str()`` gives the explanation as text.
 
     >>> verdict = Verdict("violation", (RowVerdict(0, expected=(4, 5), observed=(4,)), RowVerdict(1, (6,), (6,))))
     >>> bool(verdict), verdict.exact_match, verdict.prefix_match
@@ -82,7 +83,7 @@ class Verdict:
         return self.explain()
 
     def __repr__(self) -> str:
-        """The verdict in one short line: pytest writes it after a failed ``assert``, and cuts longer ones."""
+        """Return the verdict as one short line: pytest prints it after a failed ``assert``, and cuts longer ones."""
         e = self.explanation
         if e is None:
             return f"<{self.status}>"
@@ -92,16 +93,16 @@ class Verdict:
 
     @property
     def exact_match(self) -> float:
-        """Share of rows that are equal in full; 0 when the decoder returned no rows."""
+        """Return the share of rows that are completely correct; 0 if there are no rows."""
         return sum(row.first is None for row in self.rows) / max(len(self.rows), 1)
 
     @property
     def prefix_match(self) -> float:
-        """Mean over rows of the leading equal tokens as a share of the expected ones."""
+        """Return the leading correct tokens as a share of the expected ones, averaged over rows."""
         return sum(row.prefix_match for row in self.rows) / max(len(self.rows), 1)
 
     def explain(self) -> str:
-        """The explanation as text; for an equivalent batch one line that says so."""
+        """Return the explanation as text; for an equivalent batch one line that says so."""
         if self.declined:
             return f"declined: {self.declined}"
         if self.explanation is None:
@@ -114,9 +115,9 @@ class Verdict:
 
 
 def check_rows(outputs: Any, count: int, vocab_size: int, name: str = "outputs") -> tuple[tuple[int, ...], ...]:
-    """``outputs`` as tuples of ints; `OutputError` says what was expected and what came, under this ``name``.
+    """Convert ``outputs`` to tuples of ints; raise `OutputError`, which calls them ``name``, if malformed.
 
-    Lists and tuples of integers (numpy's too) are taken; tensors are not, because a rectangle of tensors cannot say
+    Lists and tuples of integers (numpy's too) are accepted; tensors are not, because a rectangular tensor cannot say
     where a row ends.
     """
     expectation = f"expected list[list[int]] with {count} rows"
@@ -128,7 +129,7 @@ def check_rows(outputs: Any, count: int, vocab_size: int, name: str = "outputs")
 
 
 def check_row(row: Any, vocab_size: int, name: str) -> tuple[int, ...]:
-    """One row as a tuple of ints; `OutputError` says under this ``name`` what was expected and what came."""
+    """Convert one row to a tuple of ints; raise `OutputError`, which calls it ``name``, if malformed."""
     if not isinstance(row, list | tuple):
         raise OutputError(f"{name}: expected a list of token ids, got {listed(row)}")
     tokens: list[int] = []
@@ -143,7 +144,7 @@ def check_row(row: Any, vocab_size: int, name: str) -> tuple[int, ...]:
 
 
 def as_int(value: Any) -> int | None:
-    """A Python or numpy integer as ``int``; None for anything else, also for bools and tensors."""
+    """Convert a Python or numpy integer to ``int``; return None for anything else, also for bools and tensors."""
     if isinstance(value, bool) or hasattr(value, "detach"):
         return None
     try:

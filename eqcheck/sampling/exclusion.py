@@ -114,7 +114,7 @@ class Exclusion:
         return tuple(one.sentence for one in sorted(found, key=lambda one: one.regime))
 
     def excluded(self) -> list[Excluded]:
-        """For every regime, and for all together, what is excluded of every fault."""
+        """Return for every regime, and for all together, how much of each fault is excluded."""
         faults = []
         for law in _LAWS:
             for number, regime in enumerate(self.tokens, 1):

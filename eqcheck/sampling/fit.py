@@ -1,4 +1,4 @@
-"""Whether a name fits all tokens: bets that learn as they go, against each law of the round.
+"""Check that a name fits all tokens: bets that learn as they go, against each law of the round.
 
 A name may be the likeliest of all and still be false, where the fault is one that nobody has named. Each bet is an
 e-process against the law that is tested: the chance that a table of counts gives what comes next, over the chance that
@@ -61,7 +61,7 @@ def _together(logs: list[float]) -> float:
 
 
 class _Acceptance:
-    """How often draft tokens are accepted, learnt for each of some groups of chances."""
+    """Learn how often draft tokens are accepted, for each of some groups of chances."""
 
     def __init__(self, by: str, less: bool = False) -> None:
         self.by, self.less, self.log = by, less, 0.0
@@ -82,7 +82,7 @@ class _Acceptance:
 
 
 class _Order:
-    """Where tokens fall in an order of all, learnt as shares of equal parts of the law."""
+    """Learn where tokens fall in an order of all, as shares of equal parts of the distribution."""
 
     def __init__(self, by: str) -> None:
         self.by, self.log = by, 0.0

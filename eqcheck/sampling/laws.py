@@ -50,12 +50,14 @@ class PartLaw(NamedTuple):
 
     @property
     def redraws(self) -> bool:
-        """Whether a correction by this rule may be the refused draft token."""
+        """Return whether a correction by this rule may be the refused draft token."""
         return self.rule in _REDRAWN
 
 
 class Verification(NamedTuple):
-    """How draft tokens are accepted or corrected: the scheme, the laws of target and draft, and a rule of its own."""
+    """Describe how draft tokens are accepted or corrected: the scheme, the laws of target and draft,
+    and a rule of its own.
+    """
 
     scheme: str
     p: PartLaw = PartLaw()
@@ -242,7 +244,7 @@ class SamplerLaws(NamedTuple):
 
     @property
     def first_columns_tell(self) -> bool:
-        """Whether only these tell: behind them, a corrected token may look accepted."""
+        """Return whether only these tell: behind them, a corrected token may look accepted."""
         rule = self.accept.rule
         less = rule.rule in ("never", "inverted", "one-minus") or (0 < rule.amount < 1 and rule.rule != "step")
         return less or rule.redraws or rule.rule == "first"

@@ -1,4 +1,4 @@
-"""Which part of a sampler is wrong: whole samplers with one error each, held against its tokens.
+"""Name the wrong part of a sampler: whole samplers with one error each are compared with its tokens.
 
 Where the fates of draft tokens are known, drafting, acceptance, correction and bonus have a law each (`KnownRounds`),
 and a fault shows there 10 to 300 times as soon as in the tokens alone (`eqcheck.sampling.tokens`). The test is the same
@@ -71,10 +71,10 @@ class SamplerEvidence(Protocol):
         """The log-likelihood of every sampler, right and wrong."""
 
     def refutes(self, sampler: SamplerLaws) -> bool:
-        """Whether something speaks against a sampler that may yet be the likeliest."""
+        """Return whether something speaks against a sampler that may yet be the likeliest."""
 
     def bears_out(self, sampler: SamplerLaws) -> bool:
-        """Whether enough tokens speak for a sampler, and not only a few without probability."""
+        """Return whether enough tokens speak for a sampler, and not only a few without probability."""
 
     def rivals(self, kind: str) -> float:
         """The log-likelihood of whatever else explains the tokens by another kind."""
@@ -101,7 +101,7 @@ def named(evidence: SamplerEvidence) -> Named | None:
 
 
 def argmax(rows: Iterable[SampledRow]) -> Named | None:
-    """Whether every token is the target's likeliest, though that is hardly possible."""
+    """Return whether every token is the target's likeliest, though that is hardly possible."""
     factor = 0.0
     for cells in (row.cells for row in rows):
         for t in np.flatnonzero(cells.live):
@@ -138,7 +138,9 @@ class KnownRounds:
         return bool(wrong_parts(self.reads, sampler))
 
     def bears_out(self, sampler: SamplerLaws) -> bool:
-        """Whether the tokens whose laws are known speak for a sampler, and not only a few without probability."""
+        """Return whether the tokens whose laws are known speak for a sampler,
+        and not only a few without probability.
+        """
         told = [read.beside_known(sampler.beside) for read in self.reads] if sampler.beside else self.reads
         possible = [read.possible() for read in told]
         odd = sum(map(len, told)) - sum(map(len, possible))
@@ -167,7 +169,7 @@ class KnownRounds:
 
 
 def _likelihoods(reads: Sequence[Read], samplers: Sequence[SamplerLaws]) -> list[float]:
-    """How well samplers explain what was seen, as logarithms."""
+    """Return how well samplers explain what was seen, as logarithms."""
     total = np.zeros(len(samplers))
     for part in PARTS:
         names = [getattr(sampler, part) for sampler in samplers]

@@ -120,7 +120,9 @@ def _mean(own: _Own, pairs: Sequence[_Pair], bet: str) -> Floats:
 
 
 def _overlap(own: _Own, pair: _Pair, by_p: bool) -> tuple[Floats, Bools]:
-    """Where one uniform made both tokens: it lies in the other's interval, uniformly, and so chooses this one."""
+    """Return where one uniform made both tokens: it lies in the other's interval, uniformly,
+    and so chooses this one.
+    """
     start = (own.by_p if by_p else own.by_id)[pair.where]
     other = pair.by_p if by_p else pair.by_id
     own_likely = np.where(own.cells.live, own.cells.at, 1.0)[pair.where]
@@ -129,7 +131,8 @@ def _overlap(own: _Own, pair: _Pair, by_p: bool) -> tuple[Floats, Bools]:
 
 
 def _coin(own: _Own, others: Sequence[_Own]) -> Floats:
-    """Where one coin accepts the draft tokens of rows: the others' tokens tell where it lies, and it what comes here.
+    """Return where one coin accepts the draft tokens of rows: the others' tokens tell where it lies, and it what comes
+    here.
 
     For a coin u the law is ``q(x) [u < p(x)/q(x)]``, and what that leaves out in proportion to (p - q)+: it sums to 1.
     """
@@ -143,7 +146,7 @@ def _coin(own: _Own, others: Sequence[_Own]) -> Floats:
 
 
 def _race(own: _Own, pair: _Pair) -> tuple[Floats, Bools]:
-    """Where one set of exponentials made both: ``argmin E_v / p(v)`` is often the same token.
+    """Return where one set of exponentials made both: ``argmin E_v / p(v)`` is often the same token.
 
     Both are the token ``a`` with the probability ``1 / sum_w max(p_i(w)/p_i(a), p_j(w)/p_j(a))``. The rest goes to
     the other tokens, in proportion to the row's law.

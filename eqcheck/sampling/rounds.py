@@ -68,7 +68,7 @@ class Read:
         return self._only(~self.unknown(name))
 
     def unknown(self, name: str) -> Bools:
-        """Whether it is not known at a token what law another row or column has: it may be any there."""
+        """Return whether it is not known at a token what law another row or column has: it may be any there."""
         return np.asarray(self.beside[name].sum(-1) <= 0) if name in self.beside else np.zeros(len(self), bool)
 
     @property

@@ -126,7 +126,7 @@ class SampledRow:
 
 
 def fresh(rows: Sequence[SampledRow], seeds: set[int]) -> list[bool]:
-    """Whether each row is the first with its seed, or has none; their seeds are added to ``seeds``."""
+    """Return whether each row is the first with its seed, or has none; their seeds are added to ``seeds``."""
     new = []
     for row in rows:
         new.append(row.seed is None or row.seed not in seeds)

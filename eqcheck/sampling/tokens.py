@@ -140,7 +140,7 @@ def _before(p: Floats) -> Floats:
 
 
 def states(row: Seen, at: Floats) -> Floats:
-    """How likely each token stands in the first column of its round, a later one, or behind it: ``[n, 3, S]``.
+    """Return how likely each token stands in the first column of its round, a later one, or behind it: ``[n, 3, S]``.
 
     ``at [n, 5, S]`` has the laws of a `RoundLaws` at the emitted tokens, of S samplers.
     """
@@ -192,7 +192,9 @@ class Tokens:
 
     @cached_property
     def _gains(self) -> dict[SamplerLaws, tuple[float, SamplerLaws | None]]:
-        """By how much each sampler is likelier than the target's law, and its like where draft tokens are looked up."""
+        """Return by how much each sampler is likelier than the target's distribution,
+        and its like for looked-up drafts.
+        """
         looked_up, model = self._sums(self.looked_up, True), self._sums(self.model, False)
         like = {(sampler.error, sampler.law.amount, sampler.law.of): sampler for sampler in looked_up}
         gains: dict[SamplerLaws, tuple[float, SamplerLaws | None]] = {
@@ -247,7 +249,7 @@ class Tokens:
 
 
 def _differs(row: Seen, sampler: SamplerLaws) -> bool:
-    """Whether an error makes a difference in a row, as far as is known there."""
+    """Return whether an error makes a difference in a row, as far as is known there."""
     law = sampler.law
     if law.rule == "options":
         return row.p[law.of] is not row.p[""] or row.q[law.of] is not row.q[""]

@@ -130,7 +130,8 @@ def _tokens(lane: SampledLane) -> int:
 
 
 def named_as_planted(results: Sequence[SampledResult], held_back: bool | None = None) -> tuple[int, int, int]:
-    """How many of the faults that were seen are named as planted, how many by another kind, and how many were seen.
+    """Return how many of the faults that were seen are named as planted, how many by another kind, and how many were
+    seen.
 
     A fault that is called ``stray-law`` or ``impossible-token`` has no name.
     """

@@ -103,7 +103,7 @@ def target_of(case: AnyCase) -> str:
 
 
 def command(path: Path, adapter: str = "", target: str = "") -> str:
-    """How to replay a case file. The user's own code is named: a file alone does not say what is run or read.
+    """Return how to replay a case file. The user's own code is named: a file alone does not say what is run or read.
 
     >>> command(Path("case.json"), "eqspec"), command(Path("case.json"), "mine.py:fast")
     ('eqcheck replay case.json', 'eqcheck replay case.json --adapter mine.py:fast')

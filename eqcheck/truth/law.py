@@ -191,7 +191,7 @@ _OFF = {"temperature": 0, "top-k": 0, "top-p": 1, "min-p": 0}
 
 
 def _room(step: str, ordered: torch.Tensor, least: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    """By how much sorted scores may change before this cut, at ``least``, moves; ``[..., 1]``."""
+    """Return how much sorted scores may change before this cut, at ``least``, moves; ``[..., 1]``."""
     last = ordered.shape[-1] - 1
     at = (ordered < least).sum(-1, keepdim=True).clamp(max=last)
     inside, outside = ordered.gather(-1, at), ordered.gather(-1, (at - 1).clamp(min=0))

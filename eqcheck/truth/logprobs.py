@@ -18,7 +18,7 @@ EXACT = 1e-6
 
 
 class Logprobs(NamedTuple):
-    """By new token, the target's own; those of a right decoder lie within the ``bound``.
+    """Hold the target's own by new token; those of a right decoder lie within the ``bound``.
 
     ``asked`` are those with the row's options, if it has any: an engine may tell them, if it tells no others.
     """
@@ -29,7 +29,7 @@ class Logprobs(NamedTuple):
 
 
 def of_scores(scores: torch.Tensor, tokens: Sequence[int], bound: float) -> Logprobs:
-    """Those of tokens under scores ``[len(tokens), vocabulary]`` that are off by ``bound`` at most.
+    """Return those of tokens under scores ``[len(tokens), vocabulary]`` that are off by ``bound`` at most.
 
     >>> of_scores(torch.zeros(1, 4), [2], 0.0)
     Logprobs(own=[-1.3862943611198906], bound=1e-06, asked=None)
@@ -40,7 +40,7 @@ def of_scores(scores: torch.Tensor, tokens: Sequence[int], bound: float) -> Logp
 
 
 def logprobs(case: Case, row: int, tokens: Sequence[int], digests: Words) -> Logprobs | None:
-    """Those of a row of a case, whose queries have these ``digests``; None where all its own tokens have one."""
+    """Return those of a row of a case, whose queries have these ``digests``; None if all its own tokens have one."""
     family, prompt = FAMILY[case.family], case.prompts[row]
     if family.built:
         return None

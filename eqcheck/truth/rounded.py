@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from eqcheck.contract.cache_names import cache_argument, cache_of
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import state
 from eqcheck.result.verdict import RowVerdict, Verdict
@@ -30,7 +31,7 @@ _Ids = Sequence[int]
 
 
 def coarse(target: Any) -> bool:
-    """Whether a target computes in less than float32."""
+    """Return whether a target computes in less than float32."""
     dtype = getattr(target, "dtype", None)
     return isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize < 4
 
@@ -152,8 +153,8 @@ def in_pieces(target: Any, prompt: _Ids, row: _Ids, sizes: _Ids) -> torch.Tensor
     try:
         while at < len(whole):
             ids = torch.tensor([whole[at : at + size]], device=_device(target))
-            told = target(input_ids=ids, past_key_values=cache, use_cache=True)
-            cache, at, size = told.past_key_values, at + size, next(later)
+            told = target(input_ids=ids, use_cache=True, **cache_argument(target, cache))
+            cache, at, size = cache_of(told), at + size, next(later)
             parts.append(told.logits[0])
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return None
@@ -170,6 +171,6 @@ def _from(logits: torch.Tensor, prompt: _Ids, row: _Ids) -> torch.Tensor:
 
 
 def _gaps(laws: torch.Tensor, tokens: torch.Tensor) -> list[float]:
-    """By how much the model prefers its own choice to each token, in nats."""
+    """Return how much the model prefers its own choice to each token, in nats."""
     told = laws.gather(1, tokens.long()[:, None])[:, 0]
     return [float(gap) for gap in (laws.amax(-1) - told).nan_to_num(nan=0.0)]

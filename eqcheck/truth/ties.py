@@ -20,7 +20,7 @@ FACTOR = 16
 
 
 def bound(exact: Iterable[torch.Tensor], rounded: Iterable[torch.Tensor], factor: int = FACTOR) -> float:
-    """By how much the target may prefer its own token at a tie; ``rounded`` are the same scores in the engine's dtype.
+    """Return how much the target may prefer its own token at a tie; ``rounded`` are its scores in the engine's dtype.
 
     >>> bound([torch.tensor([1.0, 2.0]).double()], [torch.tensor([1.0, 2.5])])
     8.0

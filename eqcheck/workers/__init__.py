@@ -1,1 +1,1 @@
-"""Where a decoder runs: in this process, in a forked one, or under another Python."""
+"""Run a decoder in this process, in a forked one, or under another Python."""

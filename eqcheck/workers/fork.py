@@ -152,7 +152,7 @@ def decoding(
 
 
 def context(*modules: str) -> Any:
-    """How workers are started: forked from a server that has imported these modules and models, else afresh."""
+    """Return how workers are started: forked from a server that has imported these modules and models, else afresh."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     forking = multiprocessing.get_context("forkserver")
@@ -180,7 +180,7 @@ def _led(run: Callable[..., None], *arguments: Any) -> None:
 
 
 def _native_threads() -> int:
-    """How many threads the process has that Python did not start; 0 where the platform does not tell."""
+    """Return how many threads the process has that Python did not start; 0 where the platform does not tell."""
     try:
         return len(os.listdir("/proc/self/task")) - threading.active_count()
     except OSError:
@@ -191,8 +191,28 @@ _OF_IMPORTS = _native_threads()  # those of numpy and torch, which are safe to f
 _SHOWING = ("rich", "eqcheck")  # modules of threads that no decoder waits for
 
 
+_unused = False  # whether this process is known to have called no decoder that it loaded
+
+
+def calls_no_decoder() -> None:
+    """Say that this process only loads decoders, and calls none: then what is forked from it is as good as new.
+
+    A command knows that. Where a user's own program audits, it may have called the decoder before.
+    """
+    global _unused
+    _unused = True
+
+
+def as_new(decoder: Decoder) -> Decoder | str:
+    """The decoder for a process in which it decoded nothing: as it was loaded here, or else its spec.
+
+    To load it again takes a server that imports torch anew, which is a third of a short audit.
+    """
+    return decoder if _unused and forkable() else decoder.spec
+
+
 def forkable() -> bool:
-    """Whether a decoder that was loaded here runs in a process forked from this one.
+    """Return whether a decoder that was loaded here runs in a process forked from this one.
 
     It does not where it may wait for a thread, or for a device, that a forked process lacks.
     """

@@ -21,10 +21,13 @@ from queue import SimpleQueue
 from typing import Any
 
 from eqcheck.contract.decoders import Decoder, Generate, Request, hook
+from eqcheck.contract.escaping import one_line
 from eqcheck.contract.limits import CASE_TIMEOUT
 from eqcheck.contract.requirements import Guarded
+from eqcheck.explanation.notice import LIMIT
 from eqcheck.explanation.records import Explanation, crash
 from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, CaseLog, Outcome
+from eqcheck.workers.serve import NO_BYTECODE
 
 TryCase = Callable[..., Outcome]  # (generate, case, timeout, *, opinion)
 
@@ -158,7 +161,7 @@ class ProcessWorker(Worker):
             self.start()
 
     def ready(self) -> bool:
-        """Whether a process with the decoder can be started."""
+        """Return whether a process with the decoder can be started."""
         try:
             self.begin()
         except Lost:
@@ -179,7 +182,7 @@ class ProcessWorker(Worker):
         return True
 
     def lost(self, seconds: float) -> Lost:
-        """How the process ended, which nobody told to; it may take so many ``seconds``."""
+        """Return how the process ended, which nobody told to; it may take so many ``seconds``."""
         process = self._process
         if process is None:
             return Lost("exception", "ProcessExit", "ended by the audit")
@@ -284,7 +287,12 @@ def set_up(decoder: Decoder, warnings: list[str]) -> Iterator[Generate]:
         try:
             closing.close()
         except Exception as error:
-            warnings.append(f"the decoder's close() raised {type(error).__name__}: {error}")
+            warnings.append(one_line(f"the decoder's close() raised {type(error).__name__}: {error}", LIMIT))
+
+
+def child_environment(**more: str) -> dict[str, str]:
+    """The environment of a process that eqcheck starts: this one's without `NO_BYTECODE`, and with ``more``."""
+    return {name: value for name, value in os.environ.items() if name != NO_BYTECODE} | more
 
 
 _GUARD = """
@@ -310,7 +318,7 @@ def _guard(process: int) -> int:
     theirs, ours = os.pipe()
     command = [sys.executable, "-I", "-S", "-c", _GUARD]
     actions = [(os.POSIX_SPAWN_DUP2, theirs, 0), *((os.POSIX_SPAWN_OPEN, n, os.devnull, os.O_RDWR, 0) for n in (1, 2))]
-    os.posix_spawn(command[0], command, os.environ, file_actions=actions, setpgroup=0)
+    os.posix_spawn(command[0], command, child_environment(), file_actions=actions, setpgroup=0)
     os.close(theirs)
     return ours
 

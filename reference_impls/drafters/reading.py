@@ -74,7 +74,7 @@ class Drafter:
 
 
 class Column(Drafter):
-    """For heads like Medusa's."""
+    """Feed heads like Medusa's."""
 
     def observe(
         self,
@@ -111,7 +111,7 @@ class Attending(Drafter):
 
 
 class Accepted(Attending):
-    """For heads like Hydra's and Clover's."""
+    """Feed heads like Hydra's and Clover's."""
 
     def __init__(self, head: Any) -> None:
         super().__init__(head, head.accepted)
@@ -140,7 +140,7 @@ class Accepted(Attending):
 
 
 class Pairs(Attending):
-    """For heads like EAGLE's, and for multi-token prediction."""
+    """Feed heads like EAGLE's, and multi-token prediction."""
 
     def __init__(self, head: Any) -> None:
         super().__init__(head, head.pairs)

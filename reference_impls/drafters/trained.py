@@ -66,7 +66,7 @@ class Medusa(Module):
 
 
 class Nothing(Module):
-    """In place of an MLP."""
+    """Replace an MLP by nothing."""
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(states)
@@ -129,7 +129,7 @@ class Clover(Module):
         return self.heads[place](state) @ self.embedding.T, state
 
     def propose(self, hidden: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """As `Medusa.propose`; step ``i`` is told the token of the text, ``i + 1`` places behind the state."""
+        """Propose like `Medusa.propose`; step ``i`` gets the token of the text ``i + 1`` places after the state."""
         state, scores = self.accepted(hidden, use_cache=False).last_hidden_state, []
         for place in range(HEADS):
             logits, state = self.step(state, tokens.roll(-1 - place, dims=1), place)

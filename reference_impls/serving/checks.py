@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from eqcheck import Unsupported
+from eqcheck.contract.cache_names import takes_cache
 from eqcheck.contract.decoders import RowOptions
 
 from .requests import Prompt, PromptError
@@ -98,7 +99,7 @@ def check_model(name: str, model: Any, *, windows: bool) -> None:
             "which take a mask per row: load it with attn_implementation='sdpa'"
         )
     takes = inspect.signature(model.forward).parameters
-    if "position_ids" not in takes or "past_key_values" not in takes:
+    if "position_ids" not in takes or not takes_cache(model):
         raise Unsupported(
             f"{kind} takes no position_ids, so it counts positions in a way of its own; expected a model such as "
             "Llama, Qwen3, GPT-2, GPT-NeoX or Mixtral"
@@ -106,7 +107,7 @@ def check_model(name: str, model: Any, *, windows: bool) -> None:
 
 
 def window_of(model: Any) -> int | None:
-    """How many tokens a query of the model sees, or None for all."""
+    """Return how many tokens a query of the model sees, or None for all."""
     config = model.config.get_text_config()
     if getattr(config, "use_sliding_window", True) is False or "full_attention" in (
         getattr(config, "layer_types", None) or ()
@@ -127,7 +128,7 @@ def position_oddity(config: Any) -> str:
 
 
 def max_positions(model: Any) -> int:
-    """How many tokens the model was built for."""
+    """Return how many tokens the model was built for."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT
 
 
@@ -161,7 +162,7 @@ def check_prompt(prompt: Prompt, vocab_size: int, positions: int) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed."""
+    """Return whether an allocation failed."""
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or "allocate memory" in str(error)
 
 

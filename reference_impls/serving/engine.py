@@ -81,7 +81,7 @@ class Engine:
         raise NotImplementedError
 
     def room(self) -> int:
-        """How many more rows could join now."""
+        """Return how many more rows could join now."""
         raise NotImplementedError
 
     def join(self, rows: list[Row]) -> None:
@@ -96,7 +96,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether there are rows to decode, those included that were taken since the last round."""
+        """Return whether there are rows to decode, those included that were taken since the last round."""
         return bool(self.rows or self.waiting or self._joining)
 
     def generate(

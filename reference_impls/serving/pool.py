@@ -15,12 +15,16 @@ JOIN = 4  # rows join when at least one in so many of the batch's places is free
 
 
 def enough(free: int, batch_size: int) -> int:
-    """How many rows to take in: none while few places are free, for a prefill costs about a round, few rows or many."""
+    """Return how many rows to take in: none while few places are free, for a prefill costs about a round,
+    few rows or many.
+    """
     return free if JOIN * free >= batch_size else 0
 
 
 def slots_within(size: int, models: Sequence[Any]) -> int:
-    """How many slots of the caches of these models take at most ``size`` bytes, also while a tensor is made anew."""
+    """Return how many slots of the caches of these models take at most ``size`` bytes,
+    also while a tensor is made anew.
+    """
     return size // bytes_for(1, models)
 
 
@@ -47,13 +51,15 @@ class Pool:
         self.kv_bytes = 0
 
     def draft_tokens(self) -> int:
-        """How many draft tokens there is room for in the next round."""
+        """Return how many draft tokens there is room for in the next round."""
         if self.most is None or not self.rows:
             return self.block - 1
         return min(self.block, self.most // len(self.rows) - self._longest) - 1
 
     def takes(self, row: Row, joining: Sequence[Row]) -> bool:
-        """Whether there is room for a row beside the others until all have ended, in the worst case without drafts."""
+        """Return whether there is room for a row beside the others until all have ended,
+        in the worst case without drafts.
+        """
         rows = [*self.rows, *joining, row]
         return self.most is None or len(rows) * max(one.end for one in rows) <= self.most
 

@@ -69,16 +69,18 @@ class Row:
 
     @property
     def cached(self) -> int:
-        """How many tokens the target's cache holds between rounds, once it was fed."""
+        """Return how many tokens the target's cache holds between rounds, once it was fed."""
         return len(self.tokens) - 1
 
     @property
     def committed(self) -> int:
-        """How many new tokens there are."""
+        """Return how many new tokens there are."""
         return len(self.tokens) - len(self.prompt.token_ids)
 
     def budget(self, num_draft_tokens: int) -> int:
-        """How many draft tokens can still be accepted: the last place belongs to the correction or bonus token."""
+        """Return how many draft tokens can still be accepted:
+        the last place belongs to the correction or bonus token.
+        """
         return min(num_draft_tokens, self.end - len(self.tokens) - 1)
 
     def commit(self, block: Sequence[int]) -> int:

@@ -15,6 +15,8 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
+from eqcheck.contract.cache_names import cache_argument
+
 from .checks import max_positions, window_of
 
 ROOM = 1.5  # rows and slots are allocated with so much room,
@@ -22,7 +24,7 @@ WASTE = 4  # and given back when they are more than so many times what is needed
 
 
 class WritePlan:
-    """Where the next forward writes: cache rows from ``first``, each from its offset; and how far it sees."""
+    """Plan where the next forward writes: cache rows from ``first``, each from its offset; and how far it sees."""
 
     first = 0
     start = 0  # the greatest offset
@@ -159,12 +161,12 @@ class RowModel:
             attention_mask=None if seen is None else self._mask(seen),
             # Only surplus columns, whose logits nobody reads, can lie beyond the model's last position.
             position_ids=at.clamp(max=self.last_position).expand(rows, -1),
-            past_key_values=self.cache,
             use_cache=True,
+            **cache_argument(self.model, self.cache),
         )
 
     def _seen(self, places: torch.Tensor) -> torch.Tensor:
-        """Which slots a query sees, ``[rows, block, width]``: its own row up to itself."""
+        """Return which slots a query sees, ``[rows, block, width]``: its own row up to itself."""
         keys, queries = torch.arange(self.plan.width, device=self.device), places[:, :, None]
         seen = keys <= queries
         return seen if self.window is None else seen & (keys > queries - self.window)

@@ -1,4 +1,4 @@
-"""How a round's tokens are chosen: greedily, by rejection sampling, or with noise that belongs to a position.
+"""Choose a round's tokens: greedily, by rejection sampling, or with noise that belongs to a position.
 
 A row whose options say a temperature above 0 is sampled from its law (`eqcheck.truth.law`); a greedy row beside it has
 a law with all on one token, so both rules below choose that token. Rounds without a sampled row compute no law.
@@ -126,7 +126,7 @@ class Rejection(Sampled):
         return [[*row[:n], token] for row, n, token in zip(drafts.tolist(), counts, last, strict=True)]
 
     def accepts(self, p: float, q: float, coin: float) -> bool:
-        """Whether a draft token of these probabilities is accepted; never one that the target cannot emit."""
+        """Return whether a draft token of these probabilities is accepted; never one that the target cannot emit."""
         return coin * q < p
 
     def left(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
@@ -178,7 +178,7 @@ def drawn(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 def clock(seed: int, place: int, vocabulary: int) -> npt.NDArray[np.float64]:
-    """When the clock of each token rings, ``[vocab]`` float64, above 0; the same for the same seed, place and token.
+    """Return when the clock of each token rings, ``[vocab]`` float64, above 0; it depends on seed, place and token.
 
     >>> clock(5, 2, 3).tolist() == clock(5, 2, 8)[:3].tolist() != clock(5, 3, 3).tolist()
     True

@@ -1,9 +1,10 @@
 """mlx_lm: wrong token, found by eqcheck 0.3.0.
 
-mlx_lm 0.32.2. Needs prefix-caching. Without speculation the engine is right.
-cache/missing-entry:hit-short: a token of the row is not in the cache. In 3 cases like this one, of which 3
-are wrong, the reference emits 15 of 15 wrong tokens if a cached beginning ends a token or two too early, and
-positions go on from there. 177 edits were tried, and any of them does so by chance with probability 9e-27.
+mlx_lm 0.32.2. Needs prefix-caching. Without speculation the engine is correct.
+cache/missing-entry:hit-short: a token of the row is missing from the KV cache. If a prefix cache hit ends a
+token or two too early, and position ids continue from there, the reference model gives exactly the 15 wrong
+tokens in 3 cases like this one (3 fail). 177 explanations were tried; the chance that any of them fits by
+accident is 1 in 10^26.
 
     eqcheck checkpoint write mla target --draft draft --agreement 0.75
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs 'mlx[cpu]' mlx-lm, and _engine.py and _checkpoint.py beside it

@@ -1,9 +1,9 @@
 """mlx_lm_bfloat16: wrong token, found by eqcheck 0.3.0.
 
-mlx_lm_bfloat16 0.32.2. Needs prefix-caching. Without speculation the engine is right.
-cache/missing-entry:hit-short: a token of the row is not in the cache. The reference emits 31 of 31 wrong
-tokens if a cached beginning ends a token or two too early, and positions go on from there. 1660 edits were
-tried, and any of them does so by chance with probability 3e-55.
+mlx_lm_bfloat16 0.32.2. Needs prefix-caching. Without speculation the engine is correct.
+cache/missing-entry:hit-short: a token of the row is missing from the KV cache. If a prefix cache hit ends a
+token or two too early, and position ids continue from there, the reference model gives exactly the 31 wrong
+tokens. 1,660 explanations were tried; the chance that any of them fits by accident is 1 in 10^54.
 
     eqcheck checkpoint write mla target --draft draft --agreement 0.75 --dtype bfloat16
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs 'mlx[cpu]' mlx-lm, and _engine.py and _checkpoint.py beside it

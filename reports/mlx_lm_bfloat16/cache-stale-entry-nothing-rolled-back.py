@@ -1,9 +1,10 @@
 """mlx_lm_bfloat16: wrong token, found by eqcheck 0.3.0.
 
-mlx_lm_bfloat16 0.32.2. Needs no option. Without speculation the engine is right.
-cache/stale-entry:nothing-rolled-back: a draft token is seen that the row does not have. In a larger case the
-reference emits 70 of 70 wrong tokens if rejected draft tokens are still seen, and positions go on behind them
-once there are 32 tokens. 390 edits were tried, and any of them does so by chance with probability 8e-173.
+mlx_lm_bfloat16 0.32.2. Fails at default settings. Without speculation the engine is correct.
+cache/stale-entry:nothing-rolled-back: attends to a rejected draft token. If rejected draft tokens are still
+attended to, and position ids continue after them once there are 32 tokens, the reference model gives exactly
+the 70 wrong tokens in a larger case. 390 explanations were tried; the chance that any of them fits by
+accident is 1 in 10^172.
 
     eqcheck checkpoint write window target --draft draft --agreement 0.75 --dtype bfloat16
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs 'mlx[cpu]' mlx-lm, and _engine.py and _checkpoint.py beside it

@@ -1,10 +1,10 @@
 """openvino_genai: wrong token, found by eqcheck 0.3.0.
 
-openvino_genai 2026.4.1.0-3408-ab01d1771e4. Needs token-budget, presence-penalty.
-bookkeeping/unverified:unverified-emitted: a draft token is emitted that the target never verified. The
-reference emits 7 of 7 wrong tokens if draft tokens are emitted that the target never verified, and its
-predictions for their places follow them. 589 edits were tried, and any of them does so by chance with
-probability 2e-09.
+openvino_genai 2026.4.1.0-3408-ab01d1771e4. Needs token-budget and presence-penalty.
+bookkeeping/unverified:unverified-emitted: draft tokens are returned without verification. If draft tokens are
+returned before the target has verified them, followed by its predictions for their places, the reference
+model gives exactly the 7 wrong tokens. 589 explanations were tried; the chance that any of them fits by
+accident is 1 in 500,000,000.
 
     eqcheck checkpoint write mistral target --draft draft --agreement 0.75
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs openvino-genai, optimum-intel[openvino], torch, and _engine.py and _checkpoint.py beside it

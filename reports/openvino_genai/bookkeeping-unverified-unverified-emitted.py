@@ -1,10 +1,10 @@
 """openvino_genai: wrong token, found by eqcheck 0.3.0.
 
-openvino_genai 2026.4.1.0-3408-ab01d1771e4. Needs no option. Without speculation the engine is right.
-bookkeeping/unverified:unverified-emitted: a draft token is emitted that the target never verified. In a
-larger case the reference emits 5 of 5 wrong tokens if draft tokens are emitted that the target never
-verified, and its predictions for their places follow them. 832 edits were tried, and any of them does so by
-chance with probability 1e-06.
+openvino_genai 2026.4.1.0-3408-ab01d1771e4. Fails at default settings. Without speculation the engine is correct.
+bookkeeping/unverified:unverified-emitted: draft tokens are returned without verification. If draft tokens are
+returned before the target has verified them, followed by its predictions for their places, the reference
+model gives exactly the 5 wrong tokens in a larger case. 832 explanations were tried; the chance that any of
+them fits by accident is 1 in 1,000,000.
 
     eqcheck checkpoint write full target --draft draft --agreement 0.75
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs openvino-genai, optimum-intel[openvino], torch, and _engine.py and _checkpoint.py beside it

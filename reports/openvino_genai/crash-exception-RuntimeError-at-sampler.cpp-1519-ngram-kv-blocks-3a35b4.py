@@ -1,8 +1,8 @@
 """openvino_genai: crash/exception:RuntimeError at sampler.cpp:1519, found by eqcheck 0.3.0.
 
-openvino_genai 2026.4.1.0-3408-ab01d1771e4. Needs ngram, kv-blocks. Without speculation the engine is right.
-crash/exception:RuntimeError at sampler.cpp:1519: the decoder raised. RuntimeError at sampler.cpp:1519: Check
-'sequence_group->get_max_new_tokens() >= generated_and_verified_len' failed at
+openvino_genai 2026.4.1.0-3408-ab01d1771e4. Needs ngram and kv-blocks. Without speculation the engine is correct.
+crash/exception:RuntimeError at sampler.cpp:1519: the decoder raised an exception. RuntimeError at
+sampler.cpp:1519: Check 'sequence_group->get_max_new_tokens() >= generated_and_verified_len' failed at
 /home/jenkins/agent/workspace/private-ci/ie/build-linux-
 manylinux_2_28/b/repos/openvino.genai/src/cpp/src/sampling/sampler.cpp:1519
 

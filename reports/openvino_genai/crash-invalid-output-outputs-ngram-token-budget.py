@@ -1,8 +1,8 @@
 """openvino_genai: crash/invalid-output:outputs, found by eqcheck 0.3.0.
 
-openvino_genai 2026.4.1.0-3408-ab01d1771e4. Needs ngram, token-budget. Without speculation the engine is right.
-crash/invalid-output:outputs: what the decoder returned, or left of its request, breaks the contract.
-outputs[5][1]: expected a token in 0..255, got -1
+openvino_genai 2026.4.1.0-3408-ab01d1771e4. Needs ngram and token-budget. Without speculation the engine is correct.
+crash/invalid-output:outputs: the decoder returned an invalid output or changed its request. outputs[5][1]:
+expected a token in 0..255, got -1
 
     eqcheck checkpoint write mistral target --draft draft --agreement 0.75
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs openvino-genai, optimum-intel[openvino], torch, and _engine.py and _checkpoint.py beside it

@@ -1,10 +1,10 @@
 """openvino_genai: EOS-too-early, found by eqcheck 0.3.0.
 
-openvino_genai 2026.4.1.0-3408-ab01d1771e4. Needs min-new-tokens, eos-token-ids. Without speculation the engine is right.
-options/ignored-option:minimum-stale-with-prompt: an option is not applied as asked. In 41 cases like this
-one, of which 13 are wrong, the reference emits 13 of 13 wrong tokens if min_new_tokens is compared with the
-number of new tokens when the round began, or after a rejection with the number of all tokens but one, those
-of the prompt included. The options forbid a token that was emitted, so this is no chance.
+openvino_genai 2026.4.1.0-3408-ab01d1771e4. Needs min-new-tokens and eos-token-ids. Without speculation the engine is correct.
+options/ignored-option:minimum-stale-with-prompt: a requested option is not applied. If min_new_tokens is
+compared with the number of new tokens when the round began, or after a rejection with the number of all
+tokens but one, those of the prompt included, the reference model gives exactly the 13 wrong tokens in 41
+cases like this one (13 fail). The options forbid a returned token, so this is not an accident.
 
     python <this file>        # exit code 1: shown, 0: not shown; needs openvino-genai, optimum-intel[openvino], torch, and _engine.py and _checkpoint.py beside it
 """

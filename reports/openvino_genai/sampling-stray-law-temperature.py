@@ -1,12 +1,12 @@
 """openvino_genai: sampling/stray-law, found by eqcheck 0.3.0.
 
-openvino_genai 2026.4.1.0-3408-ab01d1771e4. Needs temperature. Without speculation the engine is right.
-sampling/stray-law: rows are not drawn from the law of the target, and no part of a round leads clearly. the
-evidence against the target's law reached 1.8e+06 within 189 tokens: with a right decoder that happens in 1 of
-1.8e+06 audits at most; no part of a round leads clearly; the bet that earns most is on tokens drawn with
-earlier random numbers of the row. That is of the request below, drawn again and again; in the audit the
-evidence reached 3.9e+151 within 3166 tokens (at the end, by regime: std 1e19, one 1e77, peaked 1e62, flat
-1e5, ngram 1e0); in 40 cases of it a token was emitted that has no probability under the options of its row
+openvino_genai 2026.4.1.0-3408-ab01d1771e4. Needs temperature. Without speculation the engine is correct.
+sampling/stray-law: sampled tokens do not follow the target's distribution. after 189 tokens the evidence
+against the target's distribution is 10^6 (10^6 is the limit; a correct decoder reaches it once in a million
+audits); the best of the bets is that tokens are drawn with earlier random numbers of the row. For this the
+request above was drawn again and again; in the whole audit it is 10^152 after 3,166 tokens (by regime: std
+10^19, one 10^77, peaked 10^62, flat 10^5, ngram 10^0); in 40 cases a token was returned that has probability
+0 under its request's options
 
     python <this file>        # exit code 1: shown, 0: not shown; needs openvino-genai, optimum-intel[openvino], torch, and _engine.py, _checkpoint.py, _sampling.py and _law.py beside it
 """

@@ -1,7 +1,7 @@
 """openvino_genai: EOS-held-back, found by eqcheck 0.3.0.
 
-openvino_genai 2026.4.1.0-3408-ab01d1771e4. Needs min-new-tokens, eos-token-ids. Without speculation the engine is right.
-there was no time to look for a cause
+openvino_genai 2026.4.1.0-3408-ab01d1771e4. Needs min-new-tokens and eos-token-ids. Without speculation the engine is correct.
+the time ended before a cause was searched for
 
     eqcheck checkpoint write mistral target --draft draft --agreement 0.75
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs openvino-genai, optimum-intel[openvino], torch, and _engine.py and _checkpoint.py beside it

@@ -1,7 +1,7 @@
 """openvino_genai_bfloat16: bookkeeping/past-eos, found by eqcheck 0.3.0.
 
-openvino_genai_bfloat16 2026.4.1.0-3408-ab01d1771e4. Needs token-budget, eos-token-ids, logprobs.
-bookkeeping/past-eos: tokens follow the EOS. The row goes on with 1 token after its EOS.
+openvino_genai_bfloat16 2026.4.1.0-3408-ab01d1771e4. Needs token-budget, eos-token-ids and logprobs.
+bookkeeping/past-eos: tokens after the EOS. The row continues with 1 token after its EOS.
 
     eqcheck checkpoint write mistral target --draft draft --agreement 0.75 --dtype bfloat16
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs openvino-genai, optimum-intel[openvino], torch, and _engine.py and _checkpoint.py beside it

@@ -1,9 +1,9 @@
 """openvino_genai_bfloat16: wrong token, found by eqcheck 0.3.0.
 
-openvino_genai_bfloat16 2026.4.1.0-3408-ab01d1771e4. Needs kv-blocks. Without speculation the engine is right.
-bookkeeping/repeated-token:twice-in-output: a token was emitted twice. The reference emits 4 of 13 wrong
-tokens if the output has 3 tokens twice. 653 edits were tried, and any of them does so by chance with
-probability 6e-08. As much is explained by bookkeeping/unverified.
+openvino_genai_bfloat16 2026.4.1.0-3408-ab01d1771e4. Needs kv-blocks. Without speculation the engine is correct.
+bookkeeping/repeated-token:twice-in-output: a token is returned twice. If the output has 3 tokens twice, the
+reference model gives 4 of the 13 wrong tokens. 653 explanations were tried; the chance that any of them fits
+by accident is 1 in 20,000,000. Another explanation fits as well: bookkeeping/unverified.
 
     eqcheck checkpoint write full target --draft draft --agreement 0.75 --dtype bfloat16
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs openvino-genai, optimum-intel[openvino], torch, and _engine.py and _checkpoint.py beside it

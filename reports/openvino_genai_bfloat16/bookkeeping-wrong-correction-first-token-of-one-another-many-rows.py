@@ -1,9 +1,10 @@
 """openvino_genai_bfloat16: wrong token, found by eqcheck 0.3.0.
 
-openvino_genai_bfloat16 2026.4.1.0-3408-ab01d1771e4. Needs many-rows. Without speculation the engine is right.
-bookkeeping/wrong-correction:first-token-of-one-another: the emitted token is not the target's prediction. The
-reference emits 6 of 6 wrong tokens if the first token of rows is what the target predicts for another of
-these rows. 92 edits were tried, and any of them does so by chance with probability 6e-06.
+openvino_genai_bfloat16 2026.4.1.0-3408-ab01d1771e4. Needs many rows. Without speculation the engine is correct.
+bookkeeping/wrong-correction:first-token-of-one-another: a returned token is not the target's prediction. If
+the first token of rows is what the target predicts for another of these rows, the reference model gives
+exactly the 6 wrong tokens. 92 explanations were tried; the chance that any of them fits by accident is 1 in
+200,000.
 
     eqcheck checkpoint write mistral target --draft draft --agreement 0.75 --dtype bfloat16
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs openvino-genai, optimum-intel[openvino], torch, and _engine.py and _checkpoint.py beside it

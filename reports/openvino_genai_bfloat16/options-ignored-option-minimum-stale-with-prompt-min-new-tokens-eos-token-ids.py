@@ -1,10 +1,10 @@
 """openvino_genai_bfloat16: EOS-held-back, found by eqcheck 0.3.0.
 
-openvino_genai_bfloat16 2026.4.1.0-3408-ab01d1771e4. Needs min-new-tokens, eos-token-ids. Without speculation the engine is right.
-options/ignored-option:minimum-stale-with-prompt: an option is not applied as asked. In 41 cases like this
-one, of which 11 are wrong, the reference emits 11 of 11 wrong tokens if min_new_tokens is compared with the
-number of new tokens when the round began, or after a rejection with the number of all tokens but one, those
-of the prompt included. The options forbid a token that was emitted, so this is no chance.
+openvino_genai_bfloat16 2026.4.1.0-3408-ab01d1771e4. Needs min-new-tokens and eos-token-ids. Without speculation the engine is correct.
+options/ignored-option:minimum-stale-with-prompt: a requested option is not applied. If min_new_tokens is
+compared with the number of new tokens when the round began, or after a rejection with the number of all
+tokens but one, those of the prompt included, the reference model gives exactly the 11 wrong tokens in 41
+cases like this one (11 fail). The options forbid a returned token, so this is not an accident.
 
     eqcheck checkpoint write mistral target --draft draft --agreement 0.75 --dtype bfloat16
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs openvino-genai, optimum-intel[openvino], torch, and _engine.py and _checkpoint.py beside it

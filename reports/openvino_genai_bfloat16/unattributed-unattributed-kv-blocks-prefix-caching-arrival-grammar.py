@@ -1,7 +1,7 @@
 """openvino_genai_bfloat16: wrong token, found by eqcheck 0.3.0.
 
-openvino_genai_bfloat16 2026.4.1.0-3408-ab01d1771e4. Needs kv-blocks, prefix-caching, arrival, grammar. Without speculation the engine is right.
-no single edit of what the row saw, of those tried, makes the model emit these tokens
+openvino_genai_bfloat16 2026.4.1.0-3408-ab01d1771e4. Needs kv-blocks, prefix-caching, arrival and grammar. Without speculation the engine is correct.
+none of the explanations that were tried gives exactly these tokens
 
     eqcheck checkpoint write full target --draft draft --agreement 0.75 --dtype bfloat16
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs openvino-genai, optimum-intel[openvino], torch, and _engine.py and _checkpoint.py beside it

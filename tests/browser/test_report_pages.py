@@ -119,14 +119,14 @@ def test_keys_go_from_cause_to_cause_and_from_slot_to_slot(opened: Opened) -> No
     page.keyboard.press("ArrowRight")
     said = picture.locator(".readout")
     assert said.inner_text() == (
-        "Slot 0: position 0, id 100, carries position 0, written by call 1, column 0; the query of column 0 (position "
-        "12) does not see it and should."
+        "Slot 0: token 0, token 100, position id 0, written by call 1, column 0; the query in column 0 (token 12) does "
+        "not attend to it and must."
     )
-    page.keyboard.press("ArrowDown")
-    assert said.inner_text().endswith("the query of column 1 (draft at position 13) sees it, rightly.")
-    page.keyboard.press("ArrowUp")
-    page.keyboard.press("ArrowUp")
-    assert "does not see it and should" in said.inner_text(), "the first row is the end"
+    page.keyboard.press("ArrowRight")
+    assert said.inner_text().endswith("the query in column 1 (rejected draft) attends to it, as it should.")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowLeft")
+    assert "does not attend to it and must" in said.inner_text(), "the first column is the end"
     assert page.evaluate("document.activeElement.className") == "scroll"
 
 
@@ -134,9 +134,9 @@ def test_the_pointer_tells_what_a_slot_holds(opened: Opened) -> None:
     page = opened(report())
     picture = page.locator("article .picture").first
     picture.locator("td.wrongly-seen").first.hover()
-    assert picture.locator(".readout").inner_text().endswith("sees it and should not.")
-    picture.locator(".of-draft").first.hover()
-    assert picture.locator(".readout").inner_text().startswith("Slot 12: rejected draft at position 12, id 62")
+    assert picture.locator(".readout").inner_text().endswith("attends to it and must not.")
+    picture.locator(".of-draft th").first.hover()
+    assert picture.locator(".readout").inner_text().startswith("Slot 12: rejected draft, token 62")
 
 
 def test_tab_reaches_causes_pictures_cases_and_buttons(opened: Opened) -> None:

@@ -59,7 +59,7 @@ def of_law(kind: str) -> bool:
 def test_sampled_law(
     decoder: Decoder, sampled: Audit, failing: dict[str, str], record_property: Callable[[str, str], None]
 ) -> None:
-    """Every sampled token is drawn from the target's law."""
+    """Sampled tokens follow the target's distribution."""
     _tell(decoder, sampled, record_property, of_law, failing, "test_sampled_law")
     assert sampled.evidence is not None
     if not sampled.evidence.tokens:
@@ -74,7 +74,7 @@ def test_rows_are_independent(decoder: Decoder, sampled: Audit, record_property:
 def test_mates_leave_the_law(
     decoder: Decoder, sampled: Audit, failing: dict[str, str], record_property: Callable[[str, str], None]
 ) -> None:
-    """Batch mates do not change a row's law: what is wrong beside others is wrong for a row alone."""
+    """Other rows of the batch do not change a row's distribution."""
     if not any(of_law(finding.explanation.kind) for finding in sampled.violations):
         return
     single = Options(cases=None, budget=3 * SECONDS, seed=SEED, bounds=Bounds(rows=1))  # fewer tokens a case

@@ -20,6 +20,7 @@ from transformers import DynamicCache
 
 FAULTS = {
     "accepts-once-too-often": "every fourth rejection accepts the rejected draft",
+    "lossy-acceptance": "a rejected draft is accepted if the target has it second, within 1 nat of its choice",
     "position-not-rolled-back": "the position goes on behind rejected drafts",
     "rejected-draft-kept": "the slot of the first rejected draft stays visible",
     "pads-seen": "the padding of short rows is visible",
@@ -32,6 +33,7 @@ FAULTS = {
 }
 
 
+LOSSY = 1.0  # nats
 KEPT = 2**22  # scores of prompts, at most, whose keys and values an engine keeps
 
 
@@ -244,6 +246,8 @@ class Engine:
             row.rejections += 1
             if self.fault == "accepts-once-too-often" and row.rejections % 4 == 0:
                 continue
+            if self.fault == "lossy-acceptance" and _second_within(logits[depth], token, LOSSY):
+                continue
             rest = law if self.fault == "wrong-law" else (law - laws[depth]).clamp(min=0)
             return depth, _drawn(rest / rest.sum(), row.random)
         return len(drafts), _drawn(self._law(row, logits[len(drafts)]), row.random)
@@ -338,6 +342,12 @@ def _joined(slots: torch.Tensor, first: int, past: int, new: int) -> torch.Tenso
 
 def _cut(row: Row, name: str, slots: int) -> None:
     row.slots[name] = [(keys[:, :slots], values[:, :slots]) for keys, values in row.slots[name]]
+
+
+def _second_within(logits: torch.Tensor, token: int, nats: float) -> bool:
+    """Whether a token is the second choice of logits ``[vocabulary]``, and so close to the first."""
+    (first, second), ids = logits.float().topk(2)
+    return int(ids[1]) == token and float(first - second) <= nats
 
 
 def _drawn(law: torch.Tensor, generator: random.Random) -> int:

@@ -34,6 +34,7 @@ from gate_servers.server import Text, served, weights
 
 KINDS = {  # names that are true of each fault
     "accepts-once-too-often": {"wrong-correction", "over-accept"},  # the latter shows where the draft is known
+    "lossy-acceptance": {"over-accept"},
     "position-not-rolled-back": {"query-position"},
     "rejected-draft-kept": {"stale-entry"},
     "pads-seen": {"pad-visible"},

@@ -54,7 +54,7 @@ class BatchCache(Handling):
         return self.seen().long()
 
     def seen(self) -> torch.Tensor:
-        """Which slots hold what is to be seen, ``[batch, slots]``."""
+        """Return which slots hold what is to be seen, ``[batch, slots]``."""
         return self.holds >= 0
 
     def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:

@@ -82,7 +82,7 @@ class PagedModel(Handling):
         self.lengths = [0] * len(longest)
 
     def room(self, longest: Sequence[int], size: int) -> int:
-        """How many blocks are needed."""
+        """Return how many blocks are needed."""
         return 2 + sum(-(-n // size) for n in longest)
 
     def start_from(self, handed: Any, prefix: int) -> None:
@@ -124,7 +124,7 @@ class PagedModel(Handling):
         return copied
 
     def places(self, i: int) -> int:
-        """How many places a request's tokens take."""
+        """Return how many places a request's tokens take."""
         return self.lengths[i]
 
     def _slots(self, table: Sequence[int], count: int) -> torch.Tensor:
@@ -162,7 +162,7 @@ class PagedModel(Handling):
         return at
 
     def visible(self, at: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-        """Which places of its row each query sees, ``[rows, block, places]``."""
+        """Return which places of its row each query sees, ``[rows, block, places]``."""
         keys = torch.arange(self.cache.read.shape[1])
         return causal(at[..., None], keys, self.model) & (keys < ends[:, None, None])
 
@@ -231,11 +231,11 @@ class Prefixed(PagedEngine):
             self.known.setdefault(self.key(text, end), block)
 
     def key(self, text: Sequence[int], end: int) -> tuple[int, ...]:
-        """By what the block that ends there is found."""
+        """Return the key by which the block that ends there is found."""
         return tuple(text[:end])
 
 
 class PrefixedSmall(Prefixed):
-    """As `Prefixed`, in blocks of 8 slots."""
+    """Work like `Prefixed`, in blocks of 8 slots."""
 
     size = 8

@@ -97,7 +97,7 @@ class StaticModel(Handling):
         return at.masked_fill(~real, NOTHING)
 
     def seen(self) -> torch.Tensor:
-        """Which columns are seen, ``[batch, capacity]``."""
+        """Return which columns are seen, ``[batch, capacity]``."""
         return self.holds >= 0
 
     def keep(self, rows: Sequence[int], lengths: Sequence[int]) -> None:

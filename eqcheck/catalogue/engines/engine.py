@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from eqcheck.contract.cache_names import cache_argument
 from eqcheck.contract.decoders import Request
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
@@ -72,7 +73,7 @@ class RoundEngine(Handling):
             self.after(going, lengths)
 
     def cached_after(self, place: int, count: int) -> int:
-        """How many tokens of a row are in the target's cache and in its committed row, after a round."""
+        """Return how many tokens of a row are in the target's cache and in its committed row, after a round."""
         return min(self.before[place] + count, len(self.rows[self.active[place]]) - 1)
 
     def begin(self) -> None:
@@ -140,7 +141,7 @@ class RoundEngine(Handling):
         return counts
 
     def accepted(self, proposed: Sequence[int], answers: Sequence[int]) -> int:
-        """How many draft tokens, from the first, are the target's own."""
+        """Return how many draft tokens, from the first, are the target's own."""
         same = (a == b for a, b in zip(proposed, answers, strict=False))
         return next((count for count, right in enumerate(same) if not right), len(proposed))
 
@@ -208,13 +209,13 @@ def logits_of(
     """The logits ``[batch, block, vocab]`` of a call that writes to a cache; without a mask all is seen."""
     masked = {} if mask is None else {"attention_mask": mask}
     logits: torch.Tensor = model(
-        input_ids=ids, **masked, position_ids=positions, past_key_values=cache, use_cache=True
+        input_ids=ids, **masked, position_ids=positions, use_cache=True, **cache_argument(model, cache)
     ).logits
     return logits
 
 
 def causal(queries: torch.Tensor, keys: torch.Tensor, model: Any) -> torch.Tensor:
-    """Which keys a query sees of those up to itself: all, or those in the model's window."""
+    """Return which keys a query sees of those up to itself: all, or those in the model's window."""
     window = getattr(model.config, "sliding_window", None)
     return keys <= queries if window is None else (keys <= queries) & (keys > queries - window)
 

@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 from eqcheck.catalogue.engines.batch import Batched, HoleyCache, RealignedCache
 from eqcheck.catalogue.engines.engine import Rows
+from eqcheck.contract.cache_names import cache_argument
 
 
 class StateModel:
@@ -33,7 +34,7 @@ class StateModel:
 
 
 class Headed(Batched):
-    """By row, ``states`` are the states that its head was not given yet, ``behind`` the token behind each of them."""
+    """Hold by row the ``states`` that its head has not seen yet, and ``behind``, the token after each of them."""
 
     def begin(self) -> None:
         self.asked = StateModel(self.target)
@@ -90,7 +91,7 @@ class Headed(Batched):
         return [self.drafted(i, k) if k and i in self.states else [] for i, k in zip(self.active, budget, strict=True)]
 
     def drafted(self, i: int, count: int) -> list[int]:
-        """So many draft tokens of a row."""
+        """Return ``count`` draft tokens of a row."""
         raise NotImplementedError
 
 
@@ -130,7 +131,8 @@ class AcceptedHead(Headed):
 
     def attended(self, i: int, states: torch.Tensor) -> torch.Tensor:
         """The head's own state ``[1, size]`` of a row, behind the states that are new to it."""
-        given: torch.Tensor = self.head.accepted(hidden_states=states[None], past_key_values=self.caches[i])[0]
+        accepted = self.head.accepted
+        given: torch.Tensor = accepted(hidden_states=states[None], **cache_argument(accepted, self.caches[i]))[0]
         return given[:, -1]
 
     def newest_token(self, i: int) -> int:
@@ -150,9 +152,8 @@ class PairsHead(Headed):
     def drafted(self, i: int, count: int) -> list[int]:
         states, tokens, drafts = self.states.pop(i)[None], self.behind.pop(i), list[int]()
         for _ in range(count):
-            output = self.head.pairs(
-                input_ids=torch.tensor([tokens]), hidden_states=states, past_key_values=self.caches[i]
-            )
+            cache = cache_argument(self.head.pairs, self.caches[i])
+            output = self.head.pairs(input_ids=torch.tensor([tokens]), hidden_states=states, **cache)
             drafts.append(int(output.logits[0, -1].argmax()))
             states, tokens = self.goes_on_from(output.hidden_states[-1][:, -1:], states[:, -1:]), drafts[-1:]
         self.roll_back(i, count - 1)

@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicLayer
 
 from eqcheck.catalogue.engines.engine import KeysValues, additive, logits_of, own_copy, pieces
 from eqcheck.catalogue.engines.rows import PerRow, Restored
+from eqcheck.contract.cache_names import cache_argument
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -54,7 +55,7 @@ class Windowed(PerRow):
         return cache
 
     def room(self) -> int:
-        """How many tokens a layer with a window keeps: as many as stay in it when all drafts are rejected."""
+        """Return how many tokens a layer with a window keeps: as many as stay in it when all drafts are rejected."""
         return int(self.target.config.sliding_window) + self.request.num_draft_tokens
 
     def feed(self, i: int, block: list[int]) -> torch.Tensor:
@@ -69,8 +70,8 @@ class Windowed(PerRow):
             input_ids=torch.tensor([block]),
             attention_mask=masks,
             position_ids=queries.T,
-            past_key_values=cache,
             use_cache=True,
+            **cache_argument(self.target, cache),
         ).logits
         return logits[0]
 
@@ -80,13 +81,13 @@ class Windowed(PerRow):
         return torch.arange(start - kept, start + count)
 
     def sees(self, kind: str, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Which keys each query sees in a type of layer, ``[queries, keys]``."""
+        """Return which keys each query sees in a type of layer, ``[queries, keys]``."""
         seen = keys <= queries
         return seen & (keys > queries - self.target.config.sliding_window) if kind == SLIDING else seen
 
 
 class Rerun(Restored):
-    """As `Restored`, but the accepted tokens run through the copy at once, in a call of their own.
+    """Work like `Restored`, but the accepted tokens run through the copy at once, in a call of their own.
 
     ``tokens[i]`` are those of a row's last round: its newest token and then drafts.
     """
@@ -130,7 +131,7 @@ class Rerun(Restored):
 
 
 class Checkpointed(Rerun):
-    """As `Rerun`; states at the ends of blocks of 2 tokens are found again by the text, for prompts that follow."""
+    """Work like `Rerun`; states at the ends of blocks of 2 tokens are found again by their text, for later prompts."""
 
     size = 2
 

@@ -21,7 +21,7 @@ LINES = 2  # how many rows there is memory for
 
 @dataclass
 class Layout:
-    """For the next forward: which line of memory each row of the batch has, and where in it its block begins."""
+    """Lay out the next forward: which line of memory each row of the batch has, and where in it its block begins."""
 
     capacity: int
     lines: torch.Tensor
@@ -86,7 +86,7 @@ class OffsetCache:
         self.cache = Cache(layers=[self.store(self.plan) for _ in range(model.config.num_hidden_layers)])
 
     def offset(self, i: int) -> int:
-        """Where in its line the next token of a request goes."""
+        """Return where in its line the next token of a request goes."""
         return self.lengths[i]
 
     def join(self, i: int, line: int, handed: Any, prefix: int) -> None:
@@ -114,7 +114,7 @@ class OffsetCache:
         return torch.tensor([self.lengths[i] for i in rows])[:, None] + torch.arange(width)
 
     def visible(self, offsets: torch.Tensor, width: int, lengths: torch.Tensor) -> torch.Tensor:
-        """Which slots of its line each query sees, ``[rows, width, capacity]``."""
+        """Return which slots of its line each query sees, ``[rows, width, capacity]``."""
         return causal(*self.grid(offsets, width), self.model)
 
     def grid(self, offsets: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -141,7 +141,7 @@ class Continuous(RequestEngine):
         self.waiting, self.active = self.active, []
 
     def capacity(self) -> int:
-        """How many slots a row has: enough for what is rejected, too, and for padding."""
+        """Return how many slots a row has: enough for what is rejected, too, and for padding."""
         return 2 * max(self.starts) + (self.request.max_new_tokens + 1) * (self.request.num_draft_tokens + 1)
 
     def admit(self) -> bool:

@@ -39,7 +39,7 @@ class Packed(RoundEngine):
         return [position for _, position in fed]
 
     def sees(self, i: int, at: int, row: int, position: int) -> bool:
-        """Whether the query at a position of request ``i`` sees what is held of a ``row``."""
+        """Return whether the query at a position of request ``i`` sees what is held of a ``row``."""
         return row == i and position <= at
 
     def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
@@ -52,7 +52,7 @@ class Packed(RoundEngine):
             layer.keys, layer.values = self.handed(layer.keys[:, :, kept], layer.values[:, :, kept])
 
     def stays(self, i: int, position: int) -> bool:
-        """Whether the cache keeps what it holds of a position of request ``i``."""
+        """Return whether the cache keeps what it holds of a position of request ``i``."""
         return position < self.lengths[i]
 
 

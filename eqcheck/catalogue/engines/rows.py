@@ -50,7 +50,7 @@ class Uncached(RoundEngine):
         return left_padded([self.rows[i] + proposed for i, proposed in rows], self.request.pad_token_id)
 
     def visible(self, ids: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-        """Which tokens are attended, ``[batch, width]``."""
+        """Return which tokens are attended, ``[batch, width]``."""
         return real
 
 
@@ -162,7 +162,7 @@ class Staged(PerRow):
         return [self._draft(i, count) for i, count in zip(self.active, budget, strict=True)]
 
     def _draft(self, i: int, count: int) -> list[int]:
-        """So many draft tokens for a row, fewer calls of the draft where the look-up was right."""
+        """Return ``count`` draft tokens for a row, with fewer draft calls where the look-up was right."""
         text, start = list(self.rows[i]), len(self.rows[i])
         while len(text) < start + count:
             guess = looked_up(text, start + count - len(text) - 1)

@@ -77,7 +77,7 @@ class Forking(RoundEngine):
         return path[::-1]
 
     def sees(self, place: int) -> torch.Tensor:
-        """Which of a row's block each of it sees, ``[nodes + 1, nodes + 1]``, the root first."""
+        """Return which of a row's block each of it sees, ``[nodes + 1, nodes + 1]``, the root first."""
         nodes = self.trees[place]
         seen = torch.eye(len(nodes) + 1, dtype=torch.bool)
         for number, (parent, _) in enumerate(nodes, start=1):
@@ -85,7 +85,7 @@ class Forking(RoundEngine):
         return seen
 
     def depth(self, place: int) -> list[int]:
-        """How far behind the root the root and each node stand."""
+        """Return how far behind the root the root and each node stand."""
         return depths(self.trees[place])
 
     def token(self, place: int, node: int) -> int:
@@ -249,5 +249,5 @@ class ForkedRows(Forking):
 
 
 def pick(states: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor, blank: torch.Tensor) -> torch.Tensor:
-    """Of K or V these ``slots`` ``[rows, width]`` of the batch's ``rows`` ``[rows, 1]``, zero where ``blank``."""
+    """Pick these ``slots`` ``[rows, width]`` of K or V of the batch's ``rows`` ``[rows, 1]``, zero where ``blank``."""
     return states[rows, :, slots].transpose(1, 2).masked_fill(blank[:, None, :, None], 0)

@@ -152,7 +152,7 @@ class OneMoreAfterRejection(RoundEngine):
 @planted("realigned uncached paged_small", "per_row", no_edit="no edit reads the answers to a prompt's tokens")
 @fault("T21-answers-from-wrong-end", "bookkeeping/wrong-correction", "NVIDIA/TensorRT-LLM#15098")
 class AnswersFromWrongEnd(RoundEngine):
-    """Where a block begins with tokens of the row, the first answers are taken for the last."""
+    """If a block begins with tokens of the row, the first answers are taken for the last."""
 
     def answers(self, logits: Iterable[torch.Tensor], drafts: Rows) -> Rows:
         return [row.argmax(-1).tolist()[: len(proposed) + 1] for row, proposed in zip(logits, drafts, strict=True)]

@@ -18,7 +18,7 @@ from eqcheck.contract.decoders import CLAIMED, PADDING_SIDES, Decoder, Request, 
 
 @dataclass(frozen=True)
 class Share:
-    """What a round did to a row: so many drafts proposed and accepted, these tokens committed, and was it the end?"""
+    """Hold what a round did to a row: drafts proposed and accepted, tokens committed, and whether it ended."""
 
     row: int
     proposed: int
@@ -41,15 +41,15 @@ class Answered:
         return [len(prompt) for prompt in self.request.prompts]
 
     def crosses(self, size: int) -> bool:
-        """Whether a row's prompt fits into so many tokens and the whole row does not."""
+        """Return whether a row's prompt fits into so many tokens and the whole row does not."""
         return any(n <= size < n + len(row) for n, row in zip(self.lengths, self.outputs, strict=True))
 
     def ended(self, part: Share) -> bool:
-        """Whether the part is the end of its row by an EOS."""
+        """Return whether the part is the end of its row by an EOS."""
         return part.ended and part.committed[-1] in self.request.eos_token_ids
 
     def full(self, part: Share) -> bool:
-        """Whether all K drafts were accepted."""
+        """Return whether all K drafts were accepted."""
         return part.accepted == self.request.num_draft_tokens
 
 
@@ -108,7 +108,7 @@ class _Recording(PerRow):
 
 
 def _first_beside(prompts: Sequence[Sequence[int]], related: Callable[[list[int], list[int]], bool]) -> bool:
-    """Whether any prompt is so related to another row's."""
+    """Return whether any prompt is so related to another row's."""
     rows = [list(prompt) for prompt in prompts]
     return any(related(a, b) for i, a in enumerate(rows) for j, b in enumerate(rows) if i != j)
 

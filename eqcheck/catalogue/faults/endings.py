@@ -44,7 +44,7 @@ class EosInPrompt(RoundEngine):
 @planted("realigned per_row", "continuous", edit="eos-passed")
 @fault("T3-first-eos-only", "bookkeeping/past-eos", "huggingface/transformers#29459")
 class FirstEosOnly(RoundEngine):
-    """Of several EOS ids only the first counts."""
+    """Only the first of several EOS ids counts."""
 
     def __init__(self, target: Any, draft: Any, request: Request) -> None:
         super().__init__(target, draft, request)

@@ -33,14 +33,14 @@ FED = named(lambda family: family.fed)
 FOUR_D = named(lambda family: not family.counts_mask)  # those for which a mask can be 4-D
 SLOTS = named(lambda family: not family.stateful)  # those for which something can be in a cache and hidden
 
-# Why no edit of abduction says a fault.
+# Reasons why no edit of abduction describes a fault.
 OUTPUT_RIGHT = "the output is right"
 NO_TOKENS = "there are no tokens to explain"
 HANDED = "an engine that loads a checkpoint is not handed such a cache state"
 NUMBERS = "no edit changes K and V themselves"
 OTHER_MODEL = "it does not show on the checkpoint, a Llama"
 
-# Of the amounts in planted faults; without one they are the usual ones, those of the reports.
+# The seed of the amounts in planted faults; without one they are fixed, as in the reports.
 SEED = os.environ.get("EQCHECK_CATALOGUE_SEED", "")
 
 C = TypeVar("C", bound=type[Any])

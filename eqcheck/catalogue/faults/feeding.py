@@ -195,7 +195,7 @@ class ChunkTakenForDecode(Batched):
 @planted("paged_small", "paged", no_edit="no edit knows of blocks")
 @fault("K20-table-before-new-block", "cache/missing-entry", "NVIDIA/TensorRT-LLM#15251")
 class TableBeforeNewBlock(PagedModel):
-    """Where a row begins a new block, the table that is read was made before the block was added to it."""
+    """If a row begins a new block, the table that is read was made before the block was added to it."""
 
     def feed(self, rows: Sequence[int], blocks: Rows) -> list[torch.Tensor]:
         self.before = {i: list(self.tables[i]) for i in rows}
@@ -208,7 +208,7 @@ class TableBeforeNewBlock(PagedModel):
 @planted("uncached per_row", "paged_small", edit="chunk-lost")
 @fault("K27-prompt-cut", "cache/missing-entry")
 class PromptCut:
-    """Of a prompt only the last twelve tokens or so are fed."""
+    """Only the last twelve tokens or so of a prompt are fed."""
 
     stretched = Stretched
 

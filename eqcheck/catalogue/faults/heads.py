@@ -122,7 +122,7 @@ class TargetsForOwn(AcceptedHead):
 @planted("head_accepted head_pairs")
 @fault("H11-one-of-several", "draft/wrong-column-hidden", "sgl-project/sglang#16974")
 class OneOfSeveral(Headed):
-    """Of several newly accepted tokens the head is given only the last."""
+    """The head is given only the last of several newly accepted tokens."""
 
     def note(self, drafted: Sequence[int], counts: Sequence[int]) -> None:
         super().note(drafted, counts)
@@ -134,7 +134,7 @@ class OneOfSeveral(Headed):
 @planted(EVERY)
 @fault("H12-buffer-of-last-replay", "draft/stale-hidden", "sgl-project/sglang#22832")
 class BufferOfLastReplay(Headed):
-    """Where a call is as large as the one before, its states are still those of that one."""
+    """If a call is as large as the one before, its states are still those of that one."""
 
     def captured(self) -> torch.Tensor:
         now, before = super().captured(), getattr(self, "buffer", None)

@@ -19,7 +19,7 @@ VLLM, LLAMA_CPP = "https://github.com/vllm-project/vllm", "https://github.com/gg
 
 
 def states(builds: str, held_back: str = "", **needs: Any) -> Any:
-    """Where faults of states are planted."""
+    """Plant faults of states here."""
     return planted(builds, held_back, families=STATES, no_edit=OTHER_MODEL, **needs)
 
 
@@ -154,7 +154,7 @@ fault("K71-window-without-room", "cache/missing-entry").plant(
 @planted("windowed", families=WINDOWS, no_edit=OTHER_MODEL)
 @fault("M50-verified-without-window", "mask/window", "huggingface/transformers#48280")
 class VerifiedWithoutWindow(Windowed):
-    """Where drafts are verified, the mask of layers with a window has none."""
+    """While drafts are verified, the mask of layers with a window has none."""
 
     def sees(self, kind: str, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
         return super().sees(FULL if kind == SLIDING and len(queries) > 1 else kind, queries, keys)

@@ -30,7 +30,7 @@ class PerQuery(BatchCache):
         return additive(torch.nn.functional.pad(seen, (0, unused), value=self.spare), self.model)
 
     def allowed(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Which slots ``[slots]`` the queries ``[block, 1]`` see, if they are to be seen at all."""
+        """Return which slots ``[slots]`` the queries ``[block, 1]`` see, if they are to be seen at all."""
         return keys <= queries
 
 
@@ -147,7 +147,7 @@ class MissesItself:
 @planted("realigned holes", rows=2, edit="block-pads-seen")
 @fault("M8-short-draft-pads-visible", "mask/pad-visible")
 class ShortDraftPadsVisible(BatchCache):
-    """Where a row has fewer draft tokens than another, its padding is marked visible."""
+    """If a row has fewer draft tokens than another, its padding is marked visible."""
 
     def mask(self, width: int) -> torch.Tensor:
         mask = super().mask(width)

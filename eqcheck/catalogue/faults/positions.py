@@ -35,7 +35,7 @@ class Drifting(BatchCache):
         super().keep(rows, lengths)
 
     def drifted(self, drift: torch.Tensor, surplus: torch.Tensor) -> torch.Tensor:
-        """How far they are off after a rollback by ``surplus`` tokens, ``[rows]``."""
+        """Return how far they are off after a rollback by ``surplus`` tokens, ``[rows]``."""
         raise NotImplementedError
 
 

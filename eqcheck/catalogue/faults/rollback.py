@@ -72,7 +72,7 @@ class Shifted(OffsetCache):
         self.shift[i] -= count
 
     def ended(self, line: int) -> int:
-        """How many slots the row took that had a line before."""
+        """Return how many slots the row took that had a line before."""
         return max((self.offset(i) for i, other in self.line.items() if other == line), default=0)
 
 
@@ -101,7 +101,7 @@ class Stretched(PagedModel):
         super().keep(rows, lengths)
 
     def excess(self, i: int, rejected: Mapping[int, int]) -> int:
-        """How many places too many, or too few, a rollback leaves a request."""
+        """Return how many places too many, or too few, a rollback leaves a request."""
         return 0
 
 
@@ -116,7 +116,9 @@ class Leaving:
     """A memory that a rollback leaves with rejected tokens."""
 
     def excess(self, i: int, rejected: Mapping[int, int]) -> int:
-        """How many tokens of a row are left too many, or too few; ``rejected`` are the tokens to reject of each row."""
+        """Return how many tokens of a row are left too many, or too few;
+        ``rejected`` are the tokens to reject of each row.
+        """
         raise NotImplementedError
 
 

@@ -1,13 +1,13 @@
-"""Every kind of fault explained: an example, what usually causes it, and how it is mended; one Markdown file a kind.
+"""Read the handbook: for each kind of fault, what happens, its usual causes, how to tell it, and how to fix it.
 
-    >>> said = about("mask/window")
-    >>> print(said.causes[0].urls[0])
+    >>> chapter = about("mask/window")
+    >>> print(chapter.causes[0].urls[0])
     https://github.com/huggingface/transformers/issues/48280
 
-`eqcheck.contract.kinds` says what a kind means. Its file is named after its fingerprint, and is read when it is asked
-for. The front matter is TOML between lines of ``+++``: the ``kind``, and ``reports``, the links of each cause by its
-number (``owner/repository#number`` or addresses). The body has three sections: a paragraph, a numbered list, and a
-paragraph.
+Each kind has one Markdown file, named after its fingerprint; it is read on request. The front matter is TOML between
+lines of ``+++``: the ``kind``, and ``reports``, the links of each cause by its number (``owner/repository#number`` or
+addresses). The body has four sections: What happens (a paragraph, and optionally a sample in a fence), Usual causes (a
+numbered list), How to tell and How to fix it (a paragraph each).
 """
 
 from __future__ import annotations
@@ -21,17 +21,20 @@ from eqcheck.contract.errors import EqcheckError
 
 _HERE = Path(__file__).parent
 _CAUSE = re.compile(r"(\d+)\. (.+\n(?: {3}.+\n)*)")
+_PARAGRAPH = r"(?:[^#\n`](?:.*)\n|`[^`].*\n)+"
 _LAYOUT = re.compile(
     r"\+\+\+\n(?P<front>(?:.*\n)+?)\+\+\+\n"
-    r"\n## Example\n\n(?P<example>(?:[^#\n].*\n)+)"
-    r"\n## Usual root causes\n\n(?P<causes>(?:\d+\. .+\n(?: {3}.+\n)*)+)"
-    r"\n## How to fix it\n\n(?P<fix>(?:[^#\n].*\n)+)"
+    rf"\n## What happens\n\n(?P<what>{_PARAGRAPH})"
+    r"(?:\n```\n(?P<sample>(?:(?!```).*\n)+)```\n)?"
+    r"\n## Usual causes\n\n(?P<causes>(?:\d+\. .+\n(?: {3}.+\n)*)+)"
+    rf"\n## How to tell\n\n(?P<signs>{_PARAGRAPH})"
+    rf"\n## How to fix it\n\n(?P<fix>{_PARAGRAPH})"
 )
 
 
 @dataclass(frozen=True)
 class RootCause:
-    """One usual root cause, and where it was reported; ``links`` are ``owner/repository#number`` or addresses.
+    """Hold one usual cause, and where it was reported; ``links`` are ``owner/repository#number`` or addresses.
 
     >>> RootCause("A rollback does nothing.", ("ml-explore/mlx-lm#1109",)).urls
     ('https://github.com/ml-explore/mlx-lm/issues/1109',)
@@ -42,7 +45,7 @@ class RootCause:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The links as addresses; the site leads from an issue's address to the pull request of that number."""
+        """Return the links as addresses; GitHub redirects an issue's address to the pull request of that number."""
         return tuple(
             link if link.startswith("https://") else "https://github.com/" + link.replace("#", "/issues/")
             for link in self.links
@@ -51,15 +54,21 @@ class RootCause:
 
 @dataclass(frozen=True)
 class Chapter:
-    """A worked example, the usual root causes, those with reports first, and how to mend it; all of it in sentences."""
+    """Hold what the handbook says about a kind.
 
-    example: str
+    ``what`` happens, ``signs`` (how to tell it from what looks alike) and ``fix`` are one paragraph each. ``sample`` is
+    a table or a pair of outputs to be printed line by line; it may be empty. Causes with reports come first.
+    """
+
+    what: str
     causes: tuple[RootCause, ...]
+    signs: str
     fix: str
+    sample: str = ""
 
 
 def about(fingerprint: str) -> Chapter:
-    """The explanation of a kind; a malformed file is an `EqcheckError` that names the kind.
+    """Return the chapter of a kind; raise an `EqcheckError` that names the file if it is malformed.
 
     >>> len(about("crash/hang").causes)
     3
@@ -71,12 +80,14 @@ def about(fingerprint: str) -> Chapter:
 
 
 def parsed(fingerprint: str, text: str) -> Chapter:
-    """The chapter that a file's text holds; a malformed one is a ValueError."""
+    """Parse the text of a file; raise a ValueError if it is malformed."""
     import msgspec  # it takes longer to import than a file takes to read
 
     layout = _LAYOUT.fullmatch(text)
     if not layout:
-        raise ValueError("expected front matter, then the sections Example, Usual root causes and How to fix it")
+        raise ValueError(
+            "expected front matter, then the sections What happens, Usual causes, How to tell and How to fix it"
+        )
     fields: list[Any] = [("kind", str), ("reports", dict[int, tuple[str, ...]], {})]
     shape: Any = msgspec.defstruct("Front", fields, forbid_unknown_fields=True)
     front = msgspec.toml.decode(layout["front"], type=shape)
@@ -89,9 +100,10 @@ def parsed(fingerprint: str, text: str) -> Chapter:
     if strange := front.reports.keys() - {*numbers}:
         raise ValueError(f"there are reports of the causes {sorted(strange)}, and the causes {numbers}")
     causes = tuple(RootCause(what, front.reports.get(number, ())) for number, what in listed)
-    return Chapter(_line(layout["example"]), causes, _line(layout["fix"]))
+    what, signs, fix = (_line(layout[part]) for part in ("what", "signs", "fix"))
+    return Chapter(what, causes, signs, fix, (layout["sample"] or "").rstrip("\n"))
 
 
 def _line(text: str) -> str:
-    """A paragraph without its line breaks."""
+    """Join the lines of a paragraph."""
     return " ".join(text.split())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from eqcheck.case.engine import VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.checkpoints.judge import truth
@@ -78,10 +78,19 @@ CHANGING: dict[str, Callable[[random.Random, EngineRow, Sequence[int]], EngineRo
 
 
 def drawn(
-    rng: random.Random, rows: Sequence[EngineRow], capabilities: Sequence[str], alone: Truth, most: int
+    rng: random.Random,
+    rows: Sequence[EngineRow],
+    capabilities: Sequence[str],
+    alone: Truth,
+    most: int,
+    turns: Collection[str] = (),
 ) -> list[EngineRow]:
-    """The rows, at most so many of them with options that change a token of what they emit without."""
-    names = [name for name in CHANGING if name in capabilities and name != "grammar" and rng.random() < _SHARE]
+    """The rows, at most so many of them with options that change a token of what they emit without.
+
+    Which options is left to chance, but for those whose turn it is.
+    """
+    possible = [name for name in CHANGING if name in capabilities and name != "grammar"]
+    names = [name for name in possible if rng.random() < _SHARE or name in turns]
     rows, few = list(rows), "no-repeat-ngram-size" in names and "allowed-ids" in capabilities and rng.random() < 0.5
     for number in rng.sample(range(len(rows)), min(len(rows), most)) if names else ():
         for name in names:

@@ -7,7 +7,7 @@ each case. `eqcheck.lanes.about` names what a case exercises; where the engine c
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
@@ -18,7 +18,7 @@ from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import Truth, row_with
-from eqcheck.contract.decoders import RowOptions
+from eqcheck.contract.decoders import CAPABILITIES, RowOptions
 from eqcheck.contract.options import SCORING, cancelled
 from eqcheck.contract.requirements import prompts_meeting
 from eqcheck.contract.sizes import SERVED, Bounds
@@ -37,6 +37,8 @@ from eqcheck.lanes.checkpoint.stops import (
 )
 
 BLOCK = 20  # cases under one setting of the engine, which has to start for it
+OPENING = 2  # cases of a block of the opening
+_AT_ONCE = 2  # options whose turn it is in one case of the opening
 REACHING = 1  # of them, the last one
 RANDOM_EVERY = 4  # of the blocks, where log-probabilities are asked for
 DICTATED_EVERY = 4  # of the blocks all but every fourth, by engines that take dictated drafts
@@ -55,7 +57,7 @@ _EXACT = 0.25  # of the cases have a prompt that is as long as something in the 
 
 @dataclass(frozen=True)
 class EngineCases:
-    """Where the cases of an engine come from: same seed, capabilities, preconditions and bounds, same cases.
+    """Draw the cases of an engine: same seed, capabilities, preconditions and bounds, same cases.
 
     ``varied``: some blocks are on the random checkpoint, whose log-probabilities differ from token to token. With
     ``latest`` there is what frozen profiles lack: turns of conversations and stop sequences at the ends of blocks.
@@ -84,28 +86,32 @@ class EngineCases:
     def case(self, number: int) -> EngineCase:
         """One of the cases; those of a block share the engine's settings, but for the last, which reach far."""
         cases = BLOCK if self.block is None else self.block
-        block, place = divmod(number, cases)
-        settings = self._settings(random.Random(f"eqcheck {self.seed} block {block}"), block)
+        block, place = self._block(number, cases)
+        turns = self._turns(number)
+        settings = self._settings(random.Random(f"eqcheck {self.seed} block {block}"), block, turns)
         stem = random.Random(f"eqcheck {self.seed} beginning {block}")
         beginning = tuple(stem.randrange(VOCAB_SIZE) for _ in range(_LONGEST_SHARED))
         rng, far = random.Random(f"eqcheck {self.seed} case {number}"), self._reaches
         if place < cases - REACHING or not far:
             own = random.Random(f"eqcheck {self.seed} turn {number}")
             turn = own.choice((1, *_BOUNDARIES)) if self.latest and "row-limits" in self.capabilities else 1
-            case = self._case(rng, settings, beginning, turn)
+            case = self._case(rng, settings, beginning, turn, turns)
             turn, among = divmod(number // SWITCHED, SWITCHED_EVERY)
-            if self.switches and among == 1:
+            if self.switches and among == 1 and not turns:
                 return _switched(case, self.switches[(turn + self.seed) % len(self.switches)])
             # A generator of its own: an engine without stops gets the cases that it got before there were any.
             own = random.Random(f"eqcheck {self.seed} grammars {number}")
-            if self._has(own, "grammar", 0.4) and checkpoint(case.checkpoint).built:  # texts of others may be joined
+            if (
+                self._has(own, "grammar", 0.4, turns) and checkpoint(case.checkpoint).built
+            ):  # texts of others may be joined
                 case = with_grammars(own, case, truth(case.checkpoint))
             own = random.Random(f"eqcheck {self.seed} stops {number}")
-            case = with_stops(own, case, self.latest) if self._has(own, "stop-sequences", 0.4) else case
-            case = with_cancelled(own, case) if self._has(own, "cancel", 0.3) else case
-            case = with_logprobs(case, self._has(own, "logprobs", 0.5), self._has(own, "prompt-logprobs", 0.3))
+            case = with_stops(own, case, self.latest) if self._has(own, "stop-sequences", 0.4, turns) else case
+            case = with_cancelled(own, case) if self._has(own, "cancel", 0.3, turns) else case
+            of_new, of_prompt = self._has(own, "logprobs", 0.5, turns), self._has(own, "prompt-logprobs", 0.3, turns)
+            case = with_logprobs(case, of_new, of_prompt)
             own = random.Random(f"eqcheck {self.seed} answers {number}")
-            return with_answers(own, case, self.requires, self.bounds.rows) if self._has(own, "n", 0.3) else case
+            return with_answers(own, case, self.requires, self.bounds.rows) if self._has(own, "n", 0.3, turns) else case
         kind = far[(block + block // lcm(len(far), len(self.kinds))) % len(far)]  # each meets each kind of checkpoint
         of_block = random.Random(f"eqcheck {self.seed} reach {block}")
         case = reaching(kind, of_block, rng, settings, self.bounds, self.capabilities)
@@ -115,14 +121,47 @@ class EngineCases:
     def _reaches(self) -> list[Reach]:
         return reaches(self.capabilities, self.requires, self.bounds)
 
-    def _has(self, rng: random.Random, capability: str, share: float) -> bool:
-        return rng.random() < share and capability in self.capabilities
+    def _has(self, rng: random.Random, capability: str, share: float, turns: Collection[str] = ()) -> bool:
+        """Whether a case has what a capability allows: by chance, and always where it is its turn."""
+        return (rng.random() < share or capability in turns) and capability in self.capabilities
 
-    def _settings(self, rng: random.Random, number: int) -> EngineCase:
+    @cached_property
+    def _opening(self) -> list[tuple[str, ...]]:
+        """The capabilities whose turn it is in each case of the opening; it has `OPENING` cases of each block."""
+        if not self.latest or self.block is not None:
+            return []
+        drafters = [name for name in ("ngram", "dictated-drafts") if name in self.capabilities]
+        settings = [name for name in SETTINGS if name in self.capabilities and name not in drafters]
+        options = [name for name in CAPABILITIES if name in self.capabilities and name not in (*drafters, *settings)]
+        # The first block has the engine's defaults, so that what fails even there is seen first.
+        blocks = max(len(self.kinds), len(drafters) + 1, len(settings) + bool(settings))
+        blocks = max(blocks, -(-len(options) // (OPENING * _AT_ONCE)))
+        turns = list[tuple[str, ...]]()
+        for number in range(OPENING * blocks):
+            block, first = number // OPENING - 1, number * _AT_ONCE
+            own = options[first : first + _AT_ONCE]
+            if block >= 0:
+                own += [names[block % len(names)] for names in (drafters, settings) if names]
+            turns.append(tuple(own))
+        return turns
+
+    def _turns(self, number: int) -> tuple[str, ...]:
+        return self._opening[number] if number < len(self._opening) else ()
+
+    def _block(self, number: int, cases: int) -> tuple[int, int]:
+        """The block of a case, and its place there; the blocks of the opening are short."""
+        opening = len(self._opening)
+        if number < opening:
+            return divmod(number, OPENING)
+        block, place = divmod(number - opening, cases)
+        return opening // OPENING + block, place
+
+    def _settings(self, rng: random.Random, number: int, turns: Collection[str]) -> EngineCase:
         """A block's settings, on a case whose row is only a place holder; the first block has the engine's defaults."""
         # Not always the second of four: with as many kinds, one would never be asked.
         of_random = number % RANDOM_EVERY == 1 + number // RANDOM_EVERY % (RANDOM_EVERY - 1)
-        kind = "" if self.varied and of_random else self.kinds[number % len(self.kinds)]
+        opens = number < len(self._opening) // OPENING
+        kind = "" if self.varied and of_random and not opens else self.kinds[number % len(self.kinds)]
         case = EngineCase(
             (EngineRow((0,), RowOptions(1)),),
             min(rng.randint(1, 8), self.bounds.draft_tokens),
@@ -134,15 +173,16 @@ class EngineCases:
             case = replace(case, drafting="none")
         if number == 0:
             return case
-        if self._has(rng, "ngram", 0.25):
+        dictates = "dictated-drafts" in turns if opens else number % DICTATED_EVERY > 0
+        if self._has(rng, "ngram", 0.0 if opens else 0.25, turns):
             case = replace(case, drafting="ngram")
-        elif case.drafting == "model" and "dictated-drafts" in self.capabilities and number % DICTATED_EVERY:
+        elif case.drafting == "model" and "dictated-drafts" in self.capabilities and dictates:
             case = replace(case, drafting="dictated")
-        if self._has(rng, "token-budget", 0.4):
+        if self._has(rng, "token-budget", 0.4, turns):
             case = replace(case, token_budget=rng.choice((16, 24, 32, 64, 128)))
-        if self._has(rng, "kv-blocks", 0.3):
+        if self._has(rng, "kv-blocks", 0.3, turns):
             case = replace(case, kv_blocks=rng.randint(9, 14))
-        if "prefix-caching" in self.capabilities and self._alternates(number):
+        if "prefix-caching" in self.capabilities and (self._alternates(number) or "prefix-caching" in turns):
             case = replace(case, prefix_caching=True)
         return case
 
@@ -151,10 +191,14 @@ class EngineCases:
         turns = number // len(self.kinds) if len(self.kinds) % 2 == 0 else 0
         return (number + turns) % 2 == 1
 
-    def _case(self, rng: random.Random, settings: EngineCase, beginning: tuple[int, ...], turn: int) -> EngineCase:
+    def _case(
+        self, rng: random.Random, settings: EngineCase, beginning: tuple[int, ...], turn: int, turns: Collection[str]
+    ) -> EngineCase:
         size = rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12))
-        if self._has(rng, "many-rows", 0.03):
+        if self._has(rng, "many-rows", 0.03, turns):
             size = rng.choice((32, 48, 64, 128))
+        elif turns:  # options that differ from row to row need several
+            size = max(size, 3)
         longest = rng.choice((6, 12, 24, 40))
         if settings.kv_blocks:
             size, longest = max(size, 4), rng.choice((24, 48, 80))
@@ -167,24 +211,24 @@ class EngineCases:
         limit = min(limit, self.bounds.new_tokens)
         common = _options(rng, limit, prompts, truth(settings.checkpoint))
         rows = [EngineRow(prompt, common) for prompt in prompts]
-        if self._has(rng, "row-limits", 0.5):
+        if self._has(rng, "row-limits", 0.5, turns):
             rows = [row_with(row, max_new_tokens=rng.randint(1, limit)) for row in rows]
         for name, values in (
             ("repetition-penalty", (1.1, 1.3, 2.0, 0.8)),
             ("presence-penalty", (0.5, 1.0, 2.0, -1.0)),
         ):
-            if self._has(rng, name, 0.15):
+            if self._has(rng, name, 0.15, turns):
                 field = name.replace("-", "_")
                 rows = [row_with(row, **{field: rng.choice(values)}) if rng.random() < 0.6 else row for row in rows]
         alone = truth(settings.checkpoint)
-        rows = changing.drawn(rng, rows, self.capabilities, alone, _ROWS_WITH_EOS)
-        least = self._has(rng, "min-new-tokens", 0.25)
-        if self._has(rng, "row-eos", 0.4) or least:
+        rows = changing.drawn(rng, rows, self.capabilities, alone, _ROWS_WITH_EOS, turns)
+        least = self._has(rng, "min-new-tokens", 0.25, turns)
+        if self._has(rng, "row-eos", 0.4, turns) or least:
             chosen = rng.sample(range(size), min(size, _ROWS_WITH_EOS))
             emitted = alone.emitted([rows[number] for number in chosen], _LOOK_AHEAD)
             for number, tokens in zip(chosen, emitted, strict=True):
                 rows[number] = with_eos(rng, rows[number], tokens, least)
-        if self._has(rng, "arrivals", 0.5 if caches else 0.2):  # or nothing is cached in this case
+        if self._has(rng, "arrivals", 0.5 if caches else 0.2, turns):  # or nothing is cached in this case
             rows = [row_with(row, arrival=rng.randint(0, 8)) for row in rows]
         if caches and size > 1 and rng.random() < _GOING_ON and not self.requires:
             longer = going_on(rng, rows, alone, "arrivals" in self.capabilities, turn)
@@ -246,7 +290,7 @@ def _switched(case: EngineCase, switch: str) -> EngineCase:
 
 
 def _accepts(rng: random.Random, k: int, limit: int) -> tuple[int, ...]:
-    """How many draft tokens of each round a row accepts, up to about its limit."""
+    """Return how many draft tokens of each round a row accepts, up to about its limit."""
     kind = rng.choice(("any", "any", "all", "most", "ends"))
     counts = {"any": range(k + 1), "all": (k,), "most": (k, k, k - 1), "ends": (0, k)}[kind]
     rounds, tokens = list[int](), 1

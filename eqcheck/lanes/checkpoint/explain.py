@@ -21,7 +21,7 @@ from eqcheck.result.outcome import Outcome
 from eqcheck.result.verdict import RowVerdict
 
 _FEW = 4  # rows of a case that are all told where the others may matter
-UNEXPLAINED = "no single edit of what the row saw, of those tried, makes the model emit these tokens"
+UNEXPLAINED = "none of the explanations that were tried gives exactly these tokens"
 
 
 def explain(
@@ -84,7 +84,7 @@ def _given(case: EngineCase, number: int, needed: bool) -> Given:
     rows = [Given(prompt, None, o.eos_token_ids, None, o.max_new_tokens, None, said) for prompt, o, said in asked]
     own = replace(rows[number], pad_token_id=PAD, num_draft_tokens=case.num_draft_tokens)
     told = len({said for _, _, said in asked}) > 1 or (needed and 1 < len(rows) <= _FEW)
-    return replace(own, rows=tuple(rows) if told else ())
+    return replace(own, rows=tuple(rows) if told else (), requests=len(rows))
 
 
 def read(outcome: Outcome) -> tuple[str, str] | None:
@@ -117,7 +117,7 @@ def left_behind(outcome: Outcome, decode: Callable[[EngineCase], Outcome]) -> St
 
 
 def _returned_whole(outcome: EngineOutcome) -> tuple[RowVerdict, Statement] | None:
-    """Whether every wrong row is its prompt and what the target emits."""
+    """Return whether every wrong row is its prompt and what the target emits."""
     rows = outcome.case.rows
     wrong = [
         RowVerdict(one.row, tuple(truth(outcome.case.checkpoint).row(rows[one.row])), tuple(one.observed))
@@ -155,7 +155,7 @@ def abduced(outcome: Outcome) -> Abduced | None:
 
 
 def fitting(outcome: Outcome, elsewhere: Sequence[Abduced], partly: bool = False) -> Abduced | None:
-    """Of the findings in other cases, the first that explains every wrong token of this one; see `fits`."""
+    """Return the first finding of another case that explains every wrong token of this one; see `fits`."""
     known = [one for found in elsewhere for one in (found, *found.also)]
     fit = fits(evidence(outcome), [one.search.edit for one in known], partly) if known else set()
     return next((one for one in known if one.search.edit in fit), None)

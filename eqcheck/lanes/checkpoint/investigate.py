@@ -1,4 +1,4 @@
-"""From a failing case of an engine to a finding: the smallest case, what it needs, and what explains its tokens."""
+"""Turn a failing case of an engine into a finding: the smallest case, what it needs, and what explains its tokens."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Attempt:
 
 
 class Investigation:
-    """The findings of failing cases; ``decode`` and ``repeats`` ask the engine.
+    """The findings of failing cases; ``decode`` and ``repeats`` ask the engine, ``step`` hears what is done.
 
     ``causes`` are the explanations of findings, by their id.
     """
@@ -46,8 +46,9 @@ class Investigation:
         decoder: Decoder,
         decode: Callable[[EngineCase], Outcome],
         repeats: Callable[[Outcome], bool],
+        step: Callable[[str, str], None] = lambda step, symptom: None,
     ) -> None:
-        self.decoder, self.decode, self.repeats = decoder, decode, repeats
+        self.decoder, self.decode, self.repeats, self.step = decoder, decode, repeats, step
         self.patience = 1  # times as long as usual
         self.causes: dict[str, Abduced] = {}
 
@@ -57,7 +58,9 @@ class Investigation:
         ``left`` says how long there is.
         """
         self.left = left
+        self.step("shrink", outcome.symptom)
         smallest, minimised = self._minimised(outcome)
+        self.step("explain", outcome.symptom)
         elsewhere = known if smallest is not outcome else None
         cause = self._cause(smallest, minimised, elsewhere) if self.left() > 0 else Attempt(tried=False)
         left_over = left_behind(smallest, self.decode) if cause.found is None else NOTHING

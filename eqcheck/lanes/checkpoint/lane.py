@@ -19,7 +19,7 @@ from eqcheck.case.engine import EngineCase
 from eqcheck.checkpoints import dictation
 from eqcheck.checkpoints.judge import Judge
 from eqcheck.checkpoints.models import checkpoint
-from eqcheck.contract.decoders import Decoder, hook
+from eqcheck.contract.decoders import CAPABILITIES, Decoder, hook
 from eqcheck.contract.errors import CaseError
 from eqcheck.contract.options import SCORING
 from eqcheck.contract.requirements import unmet
@@ -32,7 +32,8 @@ from eqcheck.lanes.checkpoint.investigate import ENDS, Investigation
 from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome, judged
 from eqcheck.lanes.checkpoint.reduction import MANY, SWITCH, needs, without
 from eqcheck.lanes.checkpoint.script import checked_script, scripted, shared
-from eqcheck.lanes.lane import LESS, REPEATS, Lane
+from eqcheck.lanes.lane import LESS, OF_SAMPLED_ROWS, REPEATS, ROW_OPTIONS, Lane
+from eqcheck.result.claims import Claim
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import HANG, UNTRIED, Outcome
 from eqcheck.workers.interpreter import InterpreterWorker, environment
@@ -40,7 +41,7 @@ from eqcheck.workers.interpreter import Judge as Judged
 from eqcheck.workers.worker import Workers
 
 _PATIENCE = 4  # so many limits, for a case that did not end within one
-UNSTEADY = "the case fails each time that it is decoded alone, but not with the same answer, and no cause was shown"
+UNSTEADY = "the case fails each time it is decoded alone, but with different tokens, so no cause was found"
 _EARLIER = (1, 4)  # cases that the engine decoded before a failing one; then all that it did
 _TELLING = 3  # cases of a group that abduction is asked about first
 _SAYING = 6  # tokens from the first wrong one on, with which a case may tell its cause
@@ -97,8 +98,8 @@ class CheckpointLane(Lane):
         self.scripts: dict[str, Future[str | None]] = {}  # by id of finding
         self.bare: dict[str, Outcome] = {}  # by id of case, without its minimum, or its switch
         self.scripting = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
-        self.investigation = Investigation(decoder, self._decode, self.repeats)
-        # By whether prefixes are cached: where answers were seen to depend on what the process had decoded before.
+        self.investigation = Investigation(decoder, self._decode, self.repeats, self._step)
+        # The values of prefix caching with which answers depended on what the process had decoded before.
         self.carrying: set[bool | None] = set()
         self.doubted = False  # whether a case alone was seen to give another answer
         self.alone: Outcome  # of the case that was last decoded alone
@@ -106,10 +107,30 @@ class CheckpointLane(Lane):
         self.told: dict[str, Abduced] = {}  # causes of cases that tell them, by id of case
         self.in_vain = Counter[str]()  # cases like a small one without a cause that have none either, by its finding
 
+    def _step(self, step: str, symptom: str) -> None:
+        self.on_step(step, symptom)  # which the campaign sets later
+
     @contextmanager
     def drawing(self) -> Iterator[None]:
         with engine(self, self.python) as self.running:
             yield
+
+    def claimed(self) -> list[Claim]:
+        """Checkpoints, drafters and options; of a decoder that is called with models the options of rows alone."""
+        decoder, rest = self.decoder, {"finish-reason", "seeds", "no-drafts", "only-dictated-drafts"}
+        if not (decoder.checkpoints or self.options.python):
+            asked = [name for name in CAPABILITIES if name in decoder.capabilities and name in ROW_OPTIONS]
+            return [Claim("capability", name) for name in asked]
+        drafters = {"ngram": "ngram", "dictated-drafts": "dictated", "only-dictated-drafts": "dictated"}
+        claimed = [Claim("drafter", name) for own, name in drafters.items() if own in decoder.capabilities]
+        if "no-drafts" in decoder.capabilities:
+            claimed = [Claim("drafter", "none")]
+        elif "only-dictated-drafts" not in decoder.capabilities:
+            claimed.append(Claim("drafter", "model"))
+        rest |= {"n"} if "sampled-n" in decoder.requires else set()
+        names = [one for one in decoder.capabilities if one not in {*rest, *drafters, *OF_SAMPLED_ROWS}]
+        claimed += [Claim("capability", name) for name in names]
+        return claimed + [Claim("checkpoint", kind) for kind in decoder.kinds]
 
     def cases(self) -> Iterator[EngineCase]:
         decoder, bounds = self.decoder, self.options.within(SERVED)
@@ -193,7 +214,8 @@ class CheckpointLane(Lane):
         return cause is not None
 
     def repeats(self, outcome: Outcome) -> bool:
-        """Whether a new engine gives the same answer to this case alone, time and again; else each of a few new ones.
+        """Return whether a new engine gives the same answer to this case alone, time and again; else each of a few new
+        ones.
 
         One that did not end gets more time, once: a slow case on a busy machine is no hang.
         """
@@ -269,7 +291,9 @@ class CheckpointLane(Lane):
         return finding
 
     def _always_wrong(self, outcome: Outcome) -> bool:
-        """Whether each new engine gives wrong tokens, though not the same ones; a built checkpoint has no ties."""
+        """Return whether each new engine gives wrong tokens, though not the same ones;
+        a built checkpoint has no ties.
+        """
         if outcome.outputs is None or not checkpoint(outcome.case.checkpoint).built:
             return False
         for _ in range(REPEATS):
@@ -315,12 +339,14 @@ class CheckpointLane(Lane):
         if finding.standing != "violation" or not scripted(self.decoder, finding):
             return finding
         future = self._script(finding)
+        if not future.done():
+            self.on_step("script", finding.fingerprint)
         try:
             text = future.result() if future.done() or not self.result.interrupted else None
         except KeyboardInterrupt:
             self.result.interrupted, text = True, None
         if text is None and not self.result.interrupted:
-            self.result.warnings.append(f"{finding.id}: a script of it alone does not show it")
+            self.result.warnings.append(f"{finding.fingerprint}: no script without eqcheck shows it; replay its case")
         return replace(finding, script=text)
 
 

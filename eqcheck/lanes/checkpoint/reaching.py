@@ -119,7 +119,7 @@ def _deep(rng: random.Random, case: EngineCase, bounds: Bounds, capabilities: Se
 
 
 def _many(rng: random.Random, case: EngineCase, bounds: Bounds, capabilities: Sequence[str]) -> list[EngineRow]:
-    """As many rows as an engine takes, or some fewer."""
+    """Draw as many rows as an engine takes, or some fewer."""
     size = rng.choice((bounds.rows, rng.randint(MANY + 1, bounds.rows)))
     return _asked(rng, [_tokens(rng, rng.randint(1, 16)) for _ in range(size)], (6, 12), bounds.new_tokens)
 
@@ -187,7 +187,7 @@ _OF_SEVERAL = (_MANY, _PREEMPTED, _RETURNING)
 
 
 def reached(case: EngineCase, outputs: Sequence[tuple[int, ...]]) -> dict[str, bool]:
-    """Whether a case reaches there, by the names of the counters that it raises."""
+    """Return whether a case reaches there, by the names of the counters that it raises."""
     lengths = [len(row.prompt) for row in case.rows]
     budget, blocks = case.token_budget or 10**9, case.kv_blocks or 10**9
     deep = case.num_draft_tokens > DEEP and case.drafting != "none"
@@ -204,7 +204,7 @@ def reached(case: EngineCase, outputs: Sequence[tuple[int, ...]]) -> dict[str, b
 
 
 def _goes_on(case: EngineCase, outputs: Sequence[tuple[int, ...]]) -> Iterator[bool]:
-    """Of each row with new tokens, whether a later one begins with them and their prompt."""
+    """Return for each row with new tokens whether a later one begins with them and their prompt."""
     prompts = case.prompts
     for number, tokens in enumerate(outputs):
         whole = (*prompts[number], *tokens)
@@ -212,7 +212,7 @@ def _goes_on(case: EngineCase, outputs: Sequence[tuple[int, ...]]) -> Iterator[b
 
 
 def _between(rows: Sequence[EngineRow]) -> list[int]:
-    """For each row that begins as an earlier one does, the blocks of the rows with other beginnings between them.
+    """Return for each row that begins like an earlier one the blocks of the rows with other beginnings between them.
 
     Rows are requests one after the other only where each arrives later than the one before.
     """

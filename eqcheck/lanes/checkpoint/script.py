@@ -32,10 +32,11 @@ from eqcheck.contract.decoders import SETTINGS, Decoder, hook
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.kinds import KINDS
 from eqcheck.contract.options import ORDER
-from eqcheck.explanation.statements import reason
+from eqcheck.explanation.statements import needs_words, plain_words, reason, sentence
 from eqcheck.lanes.checkpoint import exhibit
 from eqcheck.result.findings import Finding
 from eqcheck.truth import law
+from eqcheck.workers.worker import child_environment
 
 _RUN_S = 300.0
 
@@ -43,10 +44,10 @@ ENGINE, CHECKPOINT, EVIDENCE, LAW = "_engine.py", "_checkpoint.py", "_sampling.p
 
 _FINDING = '''"""{title}
 
-{version}. Needs {needs}.{plain}
+{version}. {needs}
 {explanation}
 
-    {command}        # exit code 1: shown, 0: not shown; needs {requirements}, and {shared} beside it
+    {command}        # exit code 1: shown, 0: not shown; needs {requirements}, and {shared} in the same folder
 """
 
 {imports}
@@ -94,7 +95,7 @@ from typing import Any
 
 
 def scripted(decoder: Decoder, finding: Finding) -> bool:
-    """Whether there may be a script: the adapter has what it takes, and it would end."""
+    """Return whether there may be a script: the adapter has what it takes, and it would end."""
     failure = finding.outcome.explanation
     told = failure is not None and finding.outcome.outputs is not None  # beside tokens that are right
     told = told and not isinstance(finding.case, SampledEngineCase)  # a law is wrong by its tokens
@@ -130,6 +131,7 @@ def run(python: str, files: dict[str, str], words: Sequence[Path] = ()) -> dict[
             stderr=subprocess.DEVNULL,
             text=True,
             cwd=folder,
+            env=child_environment(),
             start_new_session=True,  # an interrupt is the audit's, not the script's
         )
         try:
@@ -162,8 +164,7 @@ def script(decoder: Decoder, version: str, finding: Finding) -> str:
     return _FINDING.format(
         title=in_docstring(f"{decoder.name}: {finding.outcome.symptom}, found by eqcheck {__version__}."),
         version=in_docstring(f"{decoder.name} {version}"),
-        needs=", ".join(finding.needs) or "no option",
-        plain=f" Without speculation the engine is {finding.plain}." if finding.plain else "",
+        needs=about_case(finding.needs, finding.plain),
         explanation=textwrap.fill(in_docstring(what), 110),
         command=_command(case, decoder.dtype),
         requirements=in_docstring(hook(decoder.function, "requirements")),
@@ -176,8 +177,18 @@ def script(decoder: Decoder, version: str, finding: Finding) -> str:
     )
 
 
+def about_case(needs: Sequence[str], plain: str) -> str:
+    """Say in sentences what a case needs to fail, and how the engine does on it without speculation.
+
+    >>> about_case((), "right")
+    'Fails at default settings. Without speculation the engine is correct.'
+    """
+    named = needs_words(needs).replace("default settings", "fails at default settings")
+    return " ".join(sentence(words) for words in (named, plain_words(plain)) if words)
+
+
 def _command(case: EngineCase, dtype: str) -> str:
-    """How a script is run; a built checkpoint is written first."""
+    """Return how a script is run; a built checkpoint is written first."""
     pair = checkpoint(case.checkpoint, dtype)
     if not pair.built:
         return "python <this file>"

@@ -103,7 +103,7 @@ def stopping(
 
 
 def places(stop: Sequence[int], tokens: Sequence[int]) -> list[int]:
-    """Where a sequence begins among tokens."""
+    """Return where a sequence begins among tokens."""
     return [at for at in range(len(tokens)) if tuple(tokens[at : at + len(stop)]) == tuple(stop)]
 
 

@@ -18,6 +18,7 @@ from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.judge import Judge
 from eqcheck.contract.decoders import Decoder, hook
 from eqcheck.explanation.records import Explanation, many
+from eqcheck.explanation.statements import power
 from eqcheck.lanes.checkpoint.explain import abduced, explain
 from eqcheck.lanes.checkpoint.lane import engine
 from eqcheck.lanes.checkpoint.outcome import judged as greedily_judged
@@ -74,7 +75,7 @@ class CheckpointTarget(SampledTarget):
         self.families = self.claimed = (SampledEngineCase.family,)
         takes = decoder.capabilities, min(6, options.bounds.rows), decoder.seeds, decoder.option_order
         kind = EXACT_LAW if decoder.dtype in LESS else ""
-        self.source = SampledEngineCases(options.seed, *takes, decoder.requires, kind)
+        self.source = SampledEngineCases(options.seed, *takes, decoder.requires, kind, opening=not options.profile)
         self.regimes = self.source.regimes
         self.request: Smallest | None = None  # that shows the wrong law by itself
         self.greedy: Outcome | None = None  # a request that is wrong with greedy rows, too
@@ -101,7 +102,7 @@ class CheckpointTarget(SampledTarget):
         return named_by_tokens(outcomes) if 2 * gathered.wealth.tokens >= self.naming[1] else None
 
     def by_law(self, finding: Finding) -> bool:
-        """Whether a law that is wrong may explain a finding: a greedy row has none."""
+        """Return whether a law that is wrong may explain a finding: a greedy row has none."""
         return finding.explanation.subject != GREEDY
 
     def look(self, lane: SampledLane) -> None:
@@ -137,7 +138,7 @@ class CheckpointTarget(SampledTarget):
                 return
 
     def _plain(self, case: SampledEngineCase, tokens: int, decode: Callable[[Any], Outcome], rng: Random) -> str:
-        """How the engine does without speculation, drawn for twice the tokens; empty where that is unclear."""
+        """Return how the engine does without speculation, drawn for twice the tokens; empty where that is unclear."""
         most = 2 * max(LEAST // 2, tokens)
         drawn = drawn_again(replace(case, drafting="none"), decode, most, time.monotonic() + PLAIN_S, rng)
         if drawn.violated:
@@ -159,14 +160,12 @@ class CheckpointTarget(SampledTarget):
             explanation = self._weighed(shown.explanation)
             *clauses, last = explanation.said
             clauses += [
-                f"{last}. That is of the request below, drawn again and again",
-                f"in the audit the evidence reached {audit.supremum:.2g} within {audit.tokens} tokens{_where(lane)}",
+                f"{last}. For this the request above was drawn again and again",
+                f"in the whole audit it is {power(audit.supremum)} after {audit.tokens:,} tokens{_where(lane)}",
             ]
             if impossible:
                 cases = many(sum(one.count for one in impossible), "case")
-                clauses.append(
-                    f"in {cases} of it a token was emitted that has no probability under the options of its row"
-                )
+                clauses.append(f"in {cases} a token was returned that has probability 0 under its request's options")
             explanation = explanation.saying(*clauses)
         return replace(
             finding,
@@ -183,8 +182,8 @@ class CheckpointTarget(SampledTarget):
         if self.greedy is None:
             return explanation
         if explanation.kind in OF_GREEDY_TOO:
-            return explanation.saying(*explanation.said, "greedy rows are wrong as well")
-        alone = "greedy rows are wrong as well, so the cause is not in the sampling alone"
+            return explanation.saying(*explanation.said, "greedy rows are wrong, too")
+        alone = "greedy rows are wrong, too, so the cause is not only in the sampler"
         said = explanation.saying(*explanation.said, alone)
         return replace(said, component="unattributed", kind="unattributed", subject="")
 
@@ -193,16 +192,17 @@ class CheckpointTarget(SampledTarget):
         result = lane.result
         if self.request is None or result.interrupted or not getattr(finding.case, "crosses_after", 0):
             return finding
+        lane.on_step("script", finding.fingerprint)
         text = checked_script(self.decoder, result.version, self.python, finding)
         if text is None:
             if hook(self.decoder.function, "script"):
-                result.warnings.append(f"{finding.id}: a script of it alone does not show it")
+                result.warnings.append(f"{finding.fingerprint}: no script without eqcheck shows it; replay its case")
             return finding
         result.files |= shared(self.decoder, finding.case)
         return replace(finding, script=text)
 
     def _promises(self, lane: SampledLane) -> None:
-        """Whether rows with seeds keep what is promised: a promise is broken where two cases show it alike.
+        """Return whether rows with seeds keep what is promised: a promise is broken where two cases show it alike.
 
         One difference may be rounding: it moves a draw that lies near a boundary.
         """
@@ -212,8 +212,8 @@ class CheckpointTarget(SampledTarget):
         for number, outcome in enumerate(promised[:PROMISES]):
             if time.monotonic() > end:
                 asked = many(min(len(promised), PROMISES), "case")
-                said = f"the promise of seeds was looked into in {number} of {asked}"
-                lane.result.warnings.append(f"{said}: give the audit more time")
+                said = f"seeds= was checked in {number} of {asked}"
+                lane.result.warnings.append(f"{said}: give the audit more time (--budget)")
                 break
             excused = partial(_rounded, outcome)
             if read := broken(outcome.case, outcome.outputs, lambda case: lane.running.try_case(case).outputs, excused):
@@ -234,8 +234,8 @@ def _wrong_greedily(outcomes: Sequence[Any], decode: Callable[[Any], Outcome]) -
 def _where(lane: SampledLane) -> str:
     """The evidence by regime, at the end."""
     logs = lane.gathered.wealth.by_regime()
-    said = [f"{name} 1e{round(log / math.log(10))}" for name, log in logs.items()]
-    return f" (at the end, by regime: {', '.join(said)})" if len(said) > 1 else ""
+    said = [f"{name} 10^{round(log / math.log(10))}" for name, log in logs.items()]
+    return f" (by regime: {', '.join(said)})" if len(said) > 1 else ""
 
 
 def _judged(judge: Judge, dtype: str, case: Any, answer: Mapping[str, Any]) -> Outcome:
@@ -246,7 +246,8 @@ def _judged(judge: Judge, dtype: str, case: Any, answer: Mapping[str, Any]) -> O
 
 
 def _rounded(outcome: Outcome, read: Explanation) -> bool:
-    """Whether rounding may have decided between two tokens: they are equally likely up to it, or it is not known.
+    """Return whether rounding may have decided between two tokens: they are equally likely up to it, or it is not
+    known.
 
     The laws at hand are those behind what was emitted in the case itself.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from eqcheck.contract.escaping import one_line
 from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import power
@@ -40,7 +41,8 @@ def conclusions(result: Audit) -> None:
         result.warnings += _doubts(result, wealth)
         result.findings = [replace(one, standing="inconclusive") if of_law(one) else one for one in result.findings]
     if result.decoder.lossless is not True:
-        result.warnings.append(f"the decoder does not claim to be lossless (lossless=): {result.decoder.lossless}")
+        why = one_line(str(result.decoder.lossless), 120)
+        result.warnings.append(f"the decoder does not claim to be lossless (lossless=): {why}")
     result.warnings += _vacuous(result, wealth)
     if result.lane == "checkpoint-sampling":
         result.warnings += losses.warnings(losses.due(result.tally.observed))
@@ -49,7 +51,7 @@ def conclusions(result: Audit) -> None:
 
 
 def of_law(finding: Finding) -> bool:
-    """Whether a finding is that of a wrong law, seen by its evidence."""
+    """Return whether a finding is that of a wrong law, seen by its evidence."""
     return finding.explanation.of_law
 
 
@@ -74,8 +76,10 @@ def _doubts(result: Audit, wealth: Wealth) -> list[str]:
     doubts = []
     alone = sum(map(of_law, result.findings))
     if alone:
-        said = f"with many shards one reaches this by chance: {many(alone, 'shard')} alone reached {power(VIOLATION)}, "
-        said += "all of them together do not. Rerun that shard's seed; if it repeats, suspect its machine"
+        said = (
+            f"{many(alone, 'shard')} alone reached {power(VIOLATION)}, all together do not: by chance, as one of many "
+        )
+        said += "does. Rerun that shard's seed; if it repeats, suspect its machine"
         doubts.append(Notice(said, INCONCLUSIVE))
     if wealth.verdict() == "inconclusive" and wealth.tokens:
         said = f"the evidence against the target's distribution is {power(wealth.evidence)} after {wealth.tokens:,} "
@@ -88,7 +92,7 @@ def _vacuous(result: Audit, wealth: Wealth) -> list[str]:
     few = [name for name in result.facts.get(REGIMES, ()) if wealth.counts.get(name, 0) < ENOUGH]
     if wealth.supremum >= VIOLATION or not few or not result.tally.run:
         return []
-    said = f"fewer than {ENOUGH} sampled tokens in the regimes {', '.join(few)}"
+    said = f"fewer than {ENOUGH} sampled tokens in the regimes {one_line(', '.join(few), 70)}"
     if profile := result.options.profile:  # it says how few it draws
         return [f"{said}, in profile {profile.name}: an audit without a profile draws more"]
-    return [Notice(said, VACUOUS)]
+    return [Notice(f"{said}: draw more cases", VACUOUS)]

@@ -1,4 +1,4 @@
-"""How sampled cases are drawn: regimes of closeness, options of rows, twins, greedy rows.
+"""Draw sampled cases: regimes of closeness, options of rows, twins, greedy rows.
 
 No regime shows every fault: a wrong bonus wants drafts that are mostly accepted and K = 1, a wrong comparison wants
 drafts that the target never emits. The same seed gives the same cases; the entropy of a case is a part of it.
@@ -26,6 +26,7 @@ from eqcheck.contract.requirements import options_meeting, prompts_meeting
 
 S = TypeVar("S", bound=Sampled)
 VOCABULARY = 64
+OPENING = 4  # cases of each regime that come first, about 300 tokens
 BLOCK = 12  # cases of an engine of one regime and one K, about 800 tokens
 LIMITS = (12, 24)  # new tokens
 _EOS_OF, _GREEDY_IN, _SEEDED_IN, _PROMISE_IN, _CUT_IN = 2, 5, 4, 3, 4  # once in so many cases, or rows
@@ -41,7 +42,7 @@ PINNED = {
 
 
 class Regime(NamedTuple):
-    """How often it is drawn, K from and to, and the spreads; TV is the mean distance of the two models' laws."""
+    """Hold how often it is drawn, K from and to, and the spreads; TV is the mean distance of the two distributions."""
 
     share: float
     k: tuple[int, int]
@@ -81,7 +82,10 @@ DRAWN_OF_ENGINES = {
 
 @dataclass(frozen=True)
 class SampledCases:
-    """Where the cases come from; ``capabilities``, and what it ``requires``, are those of the decoder.
+    """Draw the cases; ``capabilities``, and what it ``requires``, are those of the decoder.
+
+    ``opening``: in the first cases the regimes take turns, so that few cases have tokens enough of each; frozen
+    profiles lack that.
 
     >>> cases = SampledCases(1, ("rotary",), ("left",), ("temperature", "top-p"))
     >>> next(cases.cases()) == next(cases.cases())
@@ -96,6 +100,7 @@ class SampledCases:
     promise: str = "none"
     order: tuple[str, ...] = ORDER
     requires: tuple[str, ...] = ()
+    opening: bool = False
 
     def cases(self) -> Iterator[SampledCase]:
         """Cases without end."""
@@ -104,6 +109,8 @@ class SampledCases:
     def case(self, number: int) -> SampledCase:
         rng = Random(f"eqcheck sampling {self.seed} case {number}")
         name = rng.choices(list(DRAWN), [regime.share for regime in DRAWN.values()])[0]
+        if self.opening and number < OPENING * len(DRAWN):
+            name = list(DRAWN)[number % len(DRAWN)]
         most = 1 if "batch-1" in self.requires else self.most_rows
         regime, rows = DRAWN[name], rng.randint(min(2, most), most)
         pinned = number % _PINNED_IN == 0
@@ -179,9 +186,9 @@ def cut(rng: Random, row: RowOptions, capabilities: Sequence[str]) -> RowOptions
 
 @dataclass(frozen=True)
 class SampledEngineCases:
-    """Where the cases come from; ``capabilities``, and what it ``requires``, are those of the decoder.
+    """Draw the cases; ``capabilities``, and what it ``requires``, are those of the decoder.
 
-    ``kind`` is that of a built checkpoint, or empty for the random one.
+    ``kind`` is that of a built checkpoint, or empty for the random one. ``opening``: the first blocks are short.
 
     >>> cases = SampledEngineCases(1, ("temperature", "top-p"))
     >>> next(cases.cases()) == next(cases.cases())
@@ -195,6 +202,7 @@ class SampledEngineCases:
     order: tuple[str, ...] = ORDER
     requires: tuple[str, ...] = ()
     kind: str = ""
+    opening: bool = False
 
     @property
     def regimes(self) -> tuple[str, ...]:
@@ -207,7 +215,8 @@ class SampledEngineCases:
 
     def case(self, number: int) -> SampledEngineCase:
         """One of the cases; those of a block share regime and K."""
-        block = number // BLOCK
+        early = OPENING * len(self.regimes) if self.opening else 0
+        block = number // OPENING if number < early else early // OPENING + (number - early) // BLOCK
         name = self.regimes[block % len(self.regimes)]
         regime = DRAWN_OF_ENGINES[name]
         k = Random(f"eqcheck sampled {self.seed} block {block}").randint(*regime.k)

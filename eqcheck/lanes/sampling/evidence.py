@@ -56,7 +56,7 @@ class Gathered:
 
     @property
     def violated(self) -> bool:
-        """Whether the law is wrong: the evidence says so, or a token that has no probability."""
+        """Return whether the law is wrong: the evidence says so, or a token that has no probability."""
         return self.crossed or self.impossible is not None
 
     def exclusion(self) -> Exclusion:

@@ -83,7 +83,7 @@ def _to_name(done: SampledRun) -> dict[str, object]:
 
 
 def _alone(case: SampledCase, number: int) -> bool:
-    """Whether no other row has a prompt that is this row's, or begins it, or goes on with it."""
+    """Return whether no other row has a prompt that is this row's, or begins it, or goes on with it."""
     prompt = case.prompts[number]
     others = [other for row, other in enumerate(case.prompts) if row != number]
     return not any(prompt[: len(other)] == other[: len(prompt)] for other in others)
@@ -240,7 +240,7 @@ def _wrong(case: SampledEngineCase, seen: RowJudgement) -> Explanation:
         seen.row,
         seen.first,
         seen.observed,
-        f"row {seen.row} is greedy, beside sampled rows, and is not what the target emits",
+        f"request {seen.row} is greedy, next to sampled ones, and is not what the target returns",
     )
     before = seen.observed[: seen.first]
     row = tuple(truth(case.checkpoint).row(case.rows[seen.row], before)) if seen.expected is not None else ()

@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 
 from eqcheck.contract.decoders import Decoder
 from eqcheck.explanation.records import many
-from eqcheck.lanes.lane import Lane
+from eqcheck.lanes.lane import OF_SAMPLED_ROWS, Lane
 from eqcheck.lanes.sampling.conclusions import REGIMES, law_finding
 from eqcheck.lanes.sampling.conclusions import conclusions as of_tokens
 from eqcheck.lanes.sampling.evidence import LONGER, NOTHING_SEEN, Gathered, drawn_again
 from eqcheck.lanes.sampling.judge import BY_LAW, IMPOSSIBLE, PROMISES
+from eqcheck.result.claims import Claim
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.naming import Named
@@ -66,7 +67,7 @@ class SampledTarget(ABC):
         """The cause that these outcomes with sampled tokens show; None where nothing leads clearly."""
 
     def by_law(self, finding: Finding) -> bool:
-        """Whether a law that is wrong may explain a finding of single cases."""
+        """Return whether a law that is wrong may explain a finding of single cases."""
         return True
 
     def look(self, lane: SampledLane) -> None:  # noqa: B027 - there may be nothing to look into
@@ -88,7 +89,6 @@ class SampledLane(Lane):
 
     def __init__(self, decoder: Decoder, options: Options, target: type[SampledTarget]) -> None:
         super().__init__(decoder, options)
-        self.total = None  # tokens decide
         self.target = target(decoder, options)
         self.share, self.seconds = target.share, target.seconds
         self.result = Audit(decoder, options, target.lane, self.target.families, self.target.claimed)
@@ -102,6 +102,19 @@ class SampledLane(Lane):
         with self.target.drawing(self) as self.running:
             yield
 
+    @property
+    def evidence(self) -> tuple[int, float]:
+        wealth = self.gathered.wealth
+        return wealth.tokens, wealth.log_evidence / math.log(10)
+
+    def claimed(self) -> list[Claim]:
+        names = (*OF_SAMPLED_ROWS, *(["n"] if "sampled-n" in self.decoder.requires else []))
+        return [Claim("capability", name) for name in names if name in self.decoder.capabilities]
+
+    def drawn_anew(self) -> Iterator[Any]:
+        cases: Iterator[Any] = self.target.source.cases()
+        return cases
+
     def cases(self) -> Iterator[Any]:
         """Cases until there are tokens enough; where the law is seen to be wrong, enough for a name."""
         for case in self.target.source.cases():
@@ -111,7 +124,7 @@ class SampledLane(Lane):
             yield case
 
     def enough(self) -> bool:
-        """Whether there are tokens enough, for a violation with a name or for none.
+        """Return whether there are tokens enough, for a violation with a name or for none.
 
         A name is looked for again and again, and is kept where the next look gives the same. That makes no name
         likelier: how much likelier than the truth a wrong sampler ever looks is bounded like wealth (`naming`).
@@ -128,6 +141,7 @@ class SampledLane(Lane):
             # Where only a token without probability shows it, it is rare.
             self.at_most = min(TOKENS, max(MOST_TO_NAME, 6 * tokens)) if crossed else TOKENS
         if self.to_name <= tokens < self.at_most:
+            self.on_step("name", "")
             found, self.to_name = self.cause(self.gathered), math.ceil(SOONER * tokens)
             vague = found is None or not found.words
             same = bool(found and self.last_name and found[:2] == self.last_name[:2])
@@ -174,7 +188,8 @@ class SampledLane(Lane):
         return replace(last, status=status, observed={**last.observed, **seen}), ""
 
     def cause(self, gathered: Gathered) -> Named | None:
-        """Which part of the sampler is wrong; None where nothing leads clearly, or tokens are too few for a name.
+        """Return which part of the sampler is wrong; None where nothing leads clearly, or tokens are too few for a
+        name.
 
         It takes long, and is asked for more than once of the same tokens.
         """
@@ -192,20 +207,21 @@ class SampledLane(Lane):
         result.facts[REGIMES] = list(self.target.regimes)
         impossible = [finding for finding in result.findings if finding.explanation.kind == IMPOSSIBLE]
         if gathered.crossed or impossible:
+            self.on_step("name", "")
             caused = [finding for finding in result.findings if self._by_law(finding)]
             kept = [finding for finding in result.findings if finding not in caused]
             result.findings = [*kept, self._finding(impossible)]
             result.findings.sort(key=lambda finding: finding.explanation.kind in PROMISES)
             result.warnings += [
-                f"{many(finding.count, 'case')} of {finding.fingerprint}: the cause of the wrong law may explain this, "
-                "so it is no finding of its own; audit again when that is mended"
+                f"{many(finding.count, 'case')} of {finding.fingerprint} may come from the wrong distribution: "
+                "fix that, then audit again"
                 for finding in caused
                 if finding.explanation.kind != IMPOSSIBLE
             ]
         result.findings = [self.target.scripted(finding, self) for finding in result.findings]
 
     def _by_law(self, finding: Finding) -> bool:
-        """Whether a law that is wrong explains a finding of single cases, so that it is none of its own."""
+        """Return whether a law that is wrong explains a finding of single cases, so that it is none of its own."""
         return finding.explanation.kind in (*BY_LAW, "unattributed") and self.target.by_law(finding)
 
     conclusions = staticmethod(of_tokens)

@@ -1,4 +1,4 @@
-"""Which part of a sampler is wrong, from the outcomes of an audit; of an engine from its tokens alone."""
+"""Name the wrong part of a sampler from the outcomes of an audit; for an engine, from its tokens alone."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _nothing(row: SampledRow) -> tuple[Floats, Ints]:
 
 
 def _as_long(other: Floats, own: Floats) -> Floats:
-    """Another row's laws, its own where the other has ended."""
+    """Return another row's distributions, its own after the other has ended."""
     found = own.copy()
     shared = min(len(own), len(other))
     found[:shared] = other[:shared]

@@ -76,7 +76,9 @@ def greedy_drawn(outcome: Outcome, try_case: TryCase) -> Outcome | None:
 
 
 def _fits(case: SampledCase, number: int, answers: list[tuple[int, ...]]) -> float:
-    """How much likelier the tokens that are not the likeliest are at a temperature of 1 than all others alike."""
+    """Return how much likelier the tokens that are not the likeliest are at a temperature of
+    1 than all others alike.
+    """
     prompt, options = case.prompts[number], replace(case.rows[number], **UNCUT)
     total = 0.0
     for answer in answers:

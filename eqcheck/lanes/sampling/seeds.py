@@ -1,4 +1,4 @@
-"""Whether rows with seeds come out again as the decoder promises, and whether rows without one do not."""
+"""Check that rows with seeds repeat as the decoder promises, and that rows without one do not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HARDLY = 30.0  # nats: what a right decoder repeats by chance once in 10^13 tim
 
 
 def repeated(done: SampledRun, decode: Decode) -> Explanation | None:
-    """Whether rows without a seed emit the same again, with other random numbers, which is hardly possible.
+    """Return whether rows without a seed emit the same again, with other random numbers, which is hardly possible.
 
     Only some of the cases are decoded again; which, their entropy says.
     """

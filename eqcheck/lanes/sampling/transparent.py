@@ -44,7 +44,7 @@ class TransparentTarget(SampledTarget):
         drawn = tuple(family for family in self.families if family in self.claimed) or self.families
         takes = decoder.padding_sides, decoder.capabilities, min(8, options.bounds.rows)
         promised = decoder.seeds, decoder.option_order, decoder.requires
-        self.source = SampledCases(options.seed, drawn, *takes, *promised)
+        self.source = SampledCases(options.seed, drawn, *takes, *promised, opening=not options.profile)
         self._read: tuple[Gathered | None, int, list[Read]] = (None, 0, [])  # what so many outcomes say
 
     @contextmanager

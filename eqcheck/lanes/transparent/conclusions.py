@@ -9,6 +9,7 @@ from math import exp, lgamma
 
 from eqcheck.attribution.losses import all_warnings, lost, settled
 from eqcheck.contract.decoders import CACHE_STATES
+from eqcheck.contract.escaping import one_line
 from eqcheck.contract.family import FAMILY
 from eqcheck.explanation.records import many
 from eqcheck.lanes.about import TRANSPARENT, in_axis
@@ -27,7 +28,8 @@ def conclusions(result: Audit) -> None:
     tally = result.tally
     unminimised = sum(not finding.minimised for finding in (*result.violations, *result.discoveries))
     if unminimised and not result.interrupted:
-        result.warnings.append(f"not minimised: {many(unminimised, 'violation')}; the time budget was used up")
+        said = f"the time ended before {many(unminimised, 'violation')} could be made small"
+        result.warnings.append(f"{said}: give the audit more time (--budget)")
     keeps_state = any(finding.explanation.component == "state" for finding in result.findings)
     if result.doubtful and not keeps_state:  # what does not repeat once may not the next time either
         result.findings = [replace(finding, standing="inconclusive") for finding in result.findings]
@@ -68,12 +70,12 @@ def _with_axes(result: Audit, finding: Finding) -> Finding:
 
 
 def _cases(places: Places) -> int:
-    """How many cases are counted: each has one family."""
+    """Return how many cases are counted: each has one family."""
     return sum(count for (axis, _), count in places.items() if axis == "family")
 
 
 def table(failing: Places, run: Places) -> dict[str, dict[str, list[int]]]:
-    """Per axis and value ``[failing cases, cases run]``; the failing ones are among those run."""
+    """Return per axis and value ``[failing cases, cases run]``; the failing ones are among those run."""
     counts: dict[str, dict[str, list[int]]] = {axis: {} for axis in TRANSPARENT.axes}
     for axis, value in sorted(run):
         counts[axis][value] = [failing[axis, value], run[axis, value]]
@@ -133,7 +135,9 @@ def _log_comb(n: int, k: int) -> float:
 
 
 def _with_others(result: Audit, finding: Finding) -> list[str]:
-    """Whether rows end early in every round in which another row ends, and in no other round, as far as was seen."""
+    """Return whether rows end early in every round in which another row ends, and in no other round,
+    as far as was seen.
+    """
     claimed = result.claims(finding.case)
     drawn = [one for one in result.outcomes if result.claims(one.case) == claimed and not one.declined]
     failing = [one.explanation.facts for one in drawn if one.explanation and one.symptom in finding.seen]
@@ -154,7 +158,7 @@ def _with_others(result: Audit, finding: Finding) -> list[str]:
 
 
 def _matrix(result: Audit) -> dict[str, dict[str, object]]:
-    """Per family what the drawn cases showed; failures that do not repeat are no violations."""
+    """Return per family what the drawn cases showed; failures that do not repeat are no violations."""
     doubtful = {(symptom, result.claims(group.case)) for group in result.doubtful for symptom in group.seen}
     matrix: dict[str, dict[str, object]] = {}
     for family in result.families:
@@ -175,7 +179,7 @@ def _matrix(result: Audit) -> dict[str, dict[str, object]]:
 
 
 def _cache_states(result: Audit) -> dict[str, int | str]:
-    """How many cases were of each cache state, or why none was."""
+    """Return how many cases were of each cache state, or why none was."""
     counts = result.tally.places(lambda one: one.claimed and not one.declined)
     states: dict[str, int | str] = {}
     for state in CACHE_STATES:
@@ -191,9 +195,10 @@ def luck_warnings(result: Audit) -> list[str]:
     warnings = []
     for fingerprint, count in result.tally.lucky.most_common():
         first = next((one for one in result.outcomes if one.luck[0] == fingerprint), None)
-        where = f"; the first is {first.luck[1]} of case {first.case.id} ({first.case.family})" if first else ""
+        where = f", first in {one_line(first.luck[1], 40)} of case {first.case.id}" if first else ""
         warnings.append(
-            f"BY LUCK: {fingerprint} in {many(count, 'case')} whose output is right: what a query saw was wrong{where}"
+            f"BY CHANCE: in {many(count, 'case')} a query saw something wrong ({fingerprint}), and the output is still "
+            f"correct{where}"
         )
     return warnings
 
@@ -206,15 +211,15 @@ def _about_claims(result: Audit) -> list[str]:
     warnings += all_warnings(tally.losses)
     warnings += luck_warnings(result)
     if tally.drawn and not (tally.run or tally.declined):
-        warnings.append("no case was of a family that the decoder claims: this says nothing about its claim")
+        warnings.append("no case was of a family that the decoder claims: audit without --families for a verdict on it")
     if result.stale:
         warnings += [
-            f"STALE: {fingerprint} is declared as known but not seen in {tally.run} cases; remove it"
+            f"STALE: {fingerprint} is declared as known and did not occur in {tally.run} cases; remove it"
             for fingerprint in result.stale
         ]
     elif result.unseen and tally.run:
         warnings.append(
-            f"declared as known but not seen: {', '.join(result.unseen)}; {tally.run} cases are too few "
-            f"to tell whether that is stale ({ENOUGH_TO_CALL_STALE} over all claimed families are enough)"
+            f"declared as known and not seen in {tally.run} cases: {one_line(', '.join(result.unseen), 60)}; use "
+            f"--cases {ENOUGH_TO_CALL_STALE} to learn whether that is stale"
         )
     return warnings

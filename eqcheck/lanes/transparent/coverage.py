@@ -20,7 +20,7 @@ from eqcheck.decoding.schedule import Schedule, ScriptedRound
 from eqcheck.explanation.notice import VACUOUS, Notice
 from eqcheck.hashlm.trace import TARGET
 from eqcheck.lanes.about import TRANSPARENT
-from eqcheck.result.declining import unseen
+from eqcheck.result.declining import lacking, unseen
 
 ESSENTIAL = (
     "target_called",
@@ -84,13 +84,13 @@ def _alike(prompts: Sequence[tuple[int, ...]]) -> str:
 
 
 def _spreads(rounds: list[list[ScriptedRound]]) -> list[int]:
-    """How far apart the rows of each round accept."""
+    """Return how far apart the rows of each round accept."""
     accepted = [[own.accepted for own in of_rows] for of_rows in rounds]
     return [max(counts) - min(counts) for counts in accepted]
 
 
 def raggedness(rounds: list[list[ScriptedRound]]) -> int:
-    """How far apart the rows of a round accept, summed over rounds."""
+    """Return how far apart the rows of a round accept, summed over rounds."""
     return sum(_spreads(rounds))
 
 
@@ -133,7 +133,7 @@ def features(case: Case, truth: Truth, rounds: list[list[ScriptedRound]]) -> lis
 
 
 def _step(number: int, *ends: int) -> str:
-    """Which of the ranges up to each of ``ends`` a number is in."""
+    """Return which of the ranges up to each of ``ends`` a number is in."""
     return next((f"<={end}" for end in ends if number <= end), f">{ends[-1]}")
 
 
@@ -151,7 +151,9 @@ def exercised(run: Run) -> set[str]:
 
 
 def _together(run: Run) -> bool:
-    """Whether one call answers two rows. Rows count if neither begins as the other: such may be read as one another."""
+    """Return whether one call answers two rows. Rows count if neither begins as the other:
+    such may be read as one another.
+    """
     rows = defaultdict[int, set[tuple[int, ...]]](set)
     for own in run.rounds.every:
         rows[own.call.number].add(run.case.prompts[own.row])
@@ -203,10 +205,9 @@ def vacuous(coverage: dict[str, int], requires: Sequence[str] = ()) -> list[str]
 
     The decoder ``requires`` something of all cases: counters that this keeps at zero are not essential.
     """
-    missing = [f"{name} ({TRANSPARENT.counters[name]})" for name in unseen(ESSENTIAL, coverage, requires)]
-    warnings = [Notice(f"no case was seen to exercise: {'; '.join(missing)}", VACUOUS)] if missing else []
+    missing = [TRANSPARENT.counters[name] for name in unseen(ESSENTIAL, coverage, requires)]
+    warnings = [Notice(lacking(missing), VACUOUS)] if missing else []
     if coverage.get("tree") and not coverage.get("off_spine"):
-        said = f"no case was seen to exercise: off_spine ({TRANSPARENT.counters['off_spine']}); "
-        said += "where only first choices are accepted"
-        warnings.append(Notice(f"{said}, a tree is a chain, and nothing has to be moved in a cache", VACUOUS))
+        said = "only first choices of trees were accepted, as in a chain, so no entry had to move: draw more cases"
+        warnings.append(Notice(said, VACUOUS))
     return list(warnings)

@@ -36,7 +36,7 @@ def luck_of(done: Run) -> tuple[str, str]:
 
 
 def slots(done: Run) -> tuple[int, int]:
-    """How many slots the target was handed in all its calls, and how many of them a query saw."""
+    """Return how many slots the target was handed in all its calls, and how many of them a query saw."""
     calls = done.trace.made(TARGET)
     handed = sum(len(call.visible) * call.visible.shape[2] for call in calls)
     return handed, sum(int(call.visible.any(axis=1).sum()) for call in calls)

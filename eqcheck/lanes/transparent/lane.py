@@ -12,6 +12,7 @@ from typing import Any
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import POISONED, Decoder
 from eqcheck.contract.family import FAMILY, claimed_by
+from eqcheck.drawing.cases import DRAWN_OPTIONS, fits
 from eqcheck.explanation.notice import INCONCLUSIVE, Notice
 from eqcheck.lanes.lane import Lane
 from eqcheck.lanes.transparent.conclusions import conclusions as of_counts
@@ -21,9 +22,11 @@ from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.lanes.transparent.sequences import Fresh, SequenceSearch, verdict
 from eqcheck.lanes.transparent.settle import confirmed, confirms, minimise, of_state
 from eqcheck.memory.probe import probe_case, try_memory
+from eqcheck.result.claims import Claim
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import HANG, Outcome
 from eqcheck.result.story import DrawnDecode
+from eqcheck.workers.fork import as_new
 
 
 class TransparentLane(Lane):
@@ -38,7 +41,14 @@ class TransparentLane(Lane):
         states = tuple(state for state in decoder.cache_states if not (targets and state in POISONED))
         sides, requires = decoder.padding_sides, decoder.requires
         self.source = Source(
-            options.seed, families, sides, states, requires, options.bounds, capabilities=decoder.capabilities
+            options.seed,
+            families,
+            sides,
+            states,
+            requires,
+            options.bounds,
+            capabilities=decoder.capabilities,
+            opening=not options.profile,
         )
         self.result = Audit(decoder, options, "transparent", families, claimed)
         self.sequences: SequenceSearch | None = None
@@ -52,6 +62,15 @@ class TransparentLane(Lane):
 
     def cases(self) -> Iterator[Case]:
         return (self.source.chunk(number // CHUNK, number % CHUNK + 1)[number % CHUNK] for number in count())
+
+    def claimed(self) -> list[Claim]:
+        families = [family for family in self.source.families if family in self.result.claimed_families]
+        states = [s for s in self.source.cache_states if any(fits(s, one, self.options.bounds) for one in families)]
+        options = [name for name in DRAWN_OPTIONS if name in self.source.capabilities]
+        claimed = [Claim("family", family) for family in families]
+        claimed += [Claim("padding side", side) for side in self.source.padding_sides] if families else []
+        claimed += [Claim("cache state", state) for state in states]
+        return claimed + ([Claim("capability", name) for name in options] if families else [])
 
     def asks(self, case: Any) -> bool:
         source = self.source
@@ -68,13 +87,14 @@ class TransparentLane(Lane):
             yield
             return
         self._drawing.close()
-        with Fresh(self.decoder.spec, self.limits) as fresh:
+        own = self.decoder.spec if self.options.isolate or self.options.jobs > 1 else as_new(self.decoder)
+        with Fresh(own, self.limits) as fresh:
             if fresh.usable:
                 self.running, self.sequences = fresh.same, SequenceSearch(fresh, check, self.source.claims)
                 yield
                 return
         if not self.options.isolate:
-            self.result.warnings.append("no worker process can be started: failures were confirmed in this process")
+            self.result.warnings.append("no worker process can be started: failures were confirmed in this one")
         with self.decoding(try_case) as self.running:
             yield
 
@@ -95,6 +115,7 @@ class TransparentLane(Lane):
             families = [
                 family for family in self.source.families if (family in self.result.claimed_families) == claimed
             ]
+            self.on_step("shrink", outcome.symptom)
             smallest = minimise(failing, self.source, self.running, families, left())
             if smallest is None:
                 return None
@@ -153,7 +174,7 @@ class TransparentLane(Lane):
         result, decoder = self.result, self.decoder
         families = [name for name in result.claimed_families if not FAMILY[name].target]
         if not families:
-            result.warnings.append("--memory: on real models it is not measured; audit the transparent target")
+            result.warnings.append("--memory measures nothing on real models; leave out --target")
             return
         case = probe_case(families[0], decoder.padding_sides[0], decoder.requires)
         with self.decoding(try_memory, said=[]) as running:
@@ -165,18 +186,14 @@ class TransparentLane(Lane):
             result.warnings.append(f"--memory: nothing was measured: {why}")
 
     def _in_doubt(self, finding: Finding) -> str:
-        why = (
-            "in fresh processes, neither the request alone nor after those before it fails time and again; the decoder "
-            "is not deterministic, or keeps state that no sequence was found for"
-            if self.sequences
-            else "two runs of the same request gave different answers; the decoder is not deterministic or keeps state "
-            "between requests, and has no spec: no fresh process can tell which"
-        )
         case = finding.case.id
         if self.sequences and case in self.sequences.unlike:
-            why = "alone the request fails each time, but not in the same way: the decoder is not repeatable"
-        said = f"{finding.fingerprint} on case {case}: {why}; so it does not count as a violation"
-        return Notice(said, INCONCLUSIVE)
+            why = "the request fails each time, and not in the same way: the decoder is nondeterministic"
+        elif self.sequences:
+            why = "it does not repeat in a fresh process: the decoder is nondeterministic or keeps state"
+        else:
+            why = "the same request gave two answers; name the decoder by a spec to have it tried in a fresh process"
+        return Notice(f"{finding.fingerprint} (case {case}) is not counted: {why}", INCONCLUSIVE)
 
     conclusions = staticmethod(of_counts)
 

@@ -57,7 +57,7 @@ class _Shrinking:
                 shrink()
 
     def attempt(self, case: Case, places: Places | None = None) -> bool:
-        """Whether a case fails; if so, it is the smallest now."""
+        """Return whether a case fails; if so, it is the smallest now."""
         if case not in self._known:
             allowed = not unmet(case, self._claims.requires)
             if allowed and (self._left < 1 or time.monotonic() > self._end):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from random import Random
 
@@ -25,10 +25,11 @@ from eqcheck.contract.requirements import checked, unmet
 from eqcheck.contract.sizes import BLOCKS, WIDE, Bounds
 from eqcheck.decoding.harness import truth_of
 from eqcheck.decoding.schedule import Schedule
-from eqcheck.drawing.cases import Claims, draw_case
+from eqcheck.drawing.cases import DRAWN_OPTIONS, Claims, draw_case, fits
 from eqcheck.drawing.choices import Chance
 from eqcheck.lanes.transparent.coverage import Feature, features, raggedness
 from eqcheck.lanes.transparent.reduction import smallest
+from eqcheck.result.claims import Claim, claims_in
 
 CHUNK = 50
 _DRAWN, _KEPT = 20, 10
@@ -50,10 +51,11 @@ _ENOUGH = 50 * _DRAWN  # draws after which a source that is so narrow repeats it
 
 @dataclass(frozen=True)
 class Source:
-    """Where cases come from: same source, same cases, whatever the decoder does.
+    """Supply cases: same source, same cases, whatever the decoder does.
 
     ``shard=(i, n)`` draws one of ``n`` sequences of a seed, each with a search of its own, so that several machines can
-    draw at once. `merged` gives their cases one order.
+    draw at once. `merged` gives their cases one order. ``opening``: the first cases test each claim in turn, so that a
+    few are enough; frozen profiles have none.
 
     >>> source = Source(seed=1, families=("rotary",), padding_sides=("left",))
     >>> source.chunk(0, 5) == source.chunk(0)[:5]
@@ -68,6 +70,7 @@ class Source:
     bounds: Bounds = WIDE
     shard: tuple[int, int] = (0, 1)
     capabilities: tuple[str, ...] = ()
+    opening: bool = False
     _drawn: _Drawn = field(default_factory=lambda: _Drawn(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -85,6 +88,8 @@ class Source:
         start = index * CHUNK
         while len(self._drawn.order) < start + size:
             self._drawn.keep(self._candidates())
+            if self.opening and self._drawn.batches == 1:
+                self._drawn.order[:] = _by_turns([*self._drawn.order, *self._lacking()])
             if self._drawn.batches % _AGAIN == 0:
                 self._drawn.add(self._alike(self._drawn.order[-1]))
             if self._drawn.batches % _DIVERGE == _DIVERGE - 1:
@@ -119,6 +124,39 @@ class Source:
             made.append(Case(prompts=prompts, **{name: getattr(case, name) for name in _OF_DIVERGING}))
         return [one for one in made if one not in self._drawn.known and not unmet(one, self.requires)]
 
+    def _lacking(self) -> list[Case]:
+        """A case for each claim that none of the first ones tests; the rarest things come together seldom by chance."""
+        met = {claim for case in self._drawn.order for claim in claims_in(case)}
+        choose, added = Chance(Random(f"eqcheck {self.seed} opening")), list[Case]()
+        for family in self.families:
+            for state in (state for state in self.cache_states if fits(state, family, self.bounds)):
+                if {Claim("family", family), Claim("cache state", state)} <= met:
+                    continue
+                narrow = replace(self.claims, families=(family,), cache_states=(state,))
+                case = self._drawn_within(choose, narrow, Claim("cache state", state))
+                if case is not None:
+                    added.append(case)
+                    met |= claims_in(case)
+        for name in (name for name in DRAWN_OPTIONS if name in self.capabilities):
+            if (claim := Claim("capability", name)) not in met and (
+                case := self._drawn_within(choose, self.claims, claim)
+            ):
+                added.append(case)
+                met |= claims_in(case)
+        self._drawn.known.update(added)
+        return added
+
+    def _drawn_within(self, choose: Chance, claims: Claims, claim: Claim) -> Case | None:
+        """A case within these claims that tests one of them; None where none of some is such."""
+        for _ in range(_DRAWN):
+            try:
+                case = draw_case(choose, claims, self.bounds)
+            except CaseError:
+                continue
+            if claim in claims_in(case) and not unmet(case, self.requires):
+                return case
+        return None
+
     def _candidates(self) -> list[_Candidate]:
         """The next cases to choose from: none that was kept before."""
         shard, count = self.shard
@@ -137,10 +175,33 @@ class Source:
         return list(candidates.values())
 
 
+def _by_turns(cases: Sequence[Case]) -> list[Case]:
+    """The cases in another order: next comes always the one that tests most of what none before it does."""
+    left, order, met = list(cases), list[Case](), set[Claim]()
+    while left:
+        best = max(left, key=lambda case: len(claims_in(case) - met))
+        left.remove(best)
+        order.append(best)
+        met |= claims_in(best)
+    return order
+
+
 def merged(sources: Sequence[Source], count: int) -> list[Case]:
-    """The first ``count`` cases of several sources: the first chunk of each in turn, then the second of each."""
-    chunks = (source.chunk(index) for index in itertools.count() for source in sources)
-    return list(itertools.islice(itertools.chain.from_iterable(chunks), count))
+    """Draw the first ``count`` cases of several sources: the first chunk of each in turn, then the second of each.
+
+    >>> merged([Source(seed=1, families=("rotary",), padding_sides=("left",))], None)
+    Traceback (most recent call last):
+    eqcheck.contract.errors.UsageError: count: expected a number of cases of at least 1, got None
+    """
+    if not isinstance(count, int) or count < 1:  # with None the cases would never end
+        raise UsageError(f"count: expected a number of cases of at least 1, got {count}")
+    cases = list[Case]()
+    for index in itertools.count():
+        for source in sources:
+            cases += source.chunk(index, min(CHUNK, count - len(cases)))  # to draw a case costs a third of decoding it
+            if len(cases) == count:
+                return cases
+    raise AssertionError("unreachable")
 
 
 @dataclass(frozen=True)

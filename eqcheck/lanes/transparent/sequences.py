@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from eqcheck.attribution.state import leaked
 from eqcheck.case.record import Case
+from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.limits import MOST_BEFORE
 from eqcheck.drawing.cases import Claims
 from eqcheck.lanes.transparent.judge import try_case
@@ -34,11 +35,12 @@ _SIMPLER = 80  # tries
 class Fresh:
     """A decoder in a process in which nothing was decoded before: `try_case` takes a new one for each case.
 
+    ``decoder`` is a spec, or one that this process loaded and did not call (`eqcheck.workers.fork.as_new`).
     ``same`` is a runner that goes on with one process until it is told to renew it.
     """
 
-    def __init__(self, spec: str, limits: Limits) -> None:
-        self._worker = ForkWorker(spec, limits, try_case, scattered=True)
+    def __init__(self, decoder: str | Decoder, limits: Limits) -> None:
+        self._worker = ForkWorker(decoder, limits, try_case, scattered=True)
         self.same = Workers([self._worker])
 
     def __enter__(self) -> Fresh:
@@ -49,7 +51,7 @@ class Fresh:
 
     @property
     def usable(self) -> bool:
-        """Whether a process can be started, which needs a main module that can be imported."""
+        """Return whether a process can be started, which needs a main module that can be imported."""
         return self._worker.ready()
 
     def try_case(self, case: Case, timeout: float | None = None, *, opinion: bool = False) -> Outcome:
@@ -118,7 +120,9 @@ class SequenceSearch:
         return not any(self._fails(case.alone) for _ in range(times))
 
     def _fails_alike(self, case: Case, first: Outcome) -> bool:
-        """Whether a case fails in as many fresh processes as it did ``first``; if in each, but otherwise, note it."""
+        """Return whether a case fails in as many fresh processes as it did ``first``; if in each, but otherwise,
+        note it.
+        """
         same = True
         for _ in range(RERUNS):
             again = self._tried(case)

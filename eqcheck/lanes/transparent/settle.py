@@ -1,4 +1,4 @@
-"""From a failing case to a finding: does the answer repeat, what is the smallest case, and does its cause hold?"""
+"""Turn a failing case into a finding: does the answer repeat, what is the smallest case, and does its cause hold?"""
 
 from __future__ import annotations
 
