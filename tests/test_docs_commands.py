@@ -16,6 +16,8 @@ import eqcheck
 from eqcheck import pytest_plugin
 from eqcheck.cli import _parser, main
 from eqcheck.contract import known_violations, registry
+from eqcheck.contract.options import RowOptions
+from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.report import ndjson
 from eqcheck.report.ndjson import FORMAT
 
@@ -152,17 +154,22 @@ def test_the_adapter_with_a_draft_and_a_cache(tmp_path: Path, monkeypatch: pytes
     assert "rejected draft" in violation["explanation"]
 
 
-def test_the_adapter_with_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is right as written; without its bias the option is found to be ignored."""
+def test_the_adapter_with_an_option(tmp_path: Path) -> None:
+    """A row with a bias gets its token, and the row without one that of the target; without its line it does not."""
     (code,) = (block for block in fenced("options.md", "python") if block.startswith("# optional.py"))
-    old = "scores[token] += bias"
-    assert code.count(old) == 1
-    monkeypatch.chdir(tmp_path)
-    for text, expected in ((code, 0), (code.replace(old, "pass"), 1)):
-        Path("optional.py").write_text(text)
-        assert main(["audit", "optional.py", "--cases", "20", "--no-corpus"]) == expected
-    (violation,) = json.loads(Path("reports/optional/report.json").read_text())["violations"]
-    assert violation["fingerprint"].startswith("options/ignored-option")
+    applied = "scores[token] += bias"
+    assert code.count(applied) == 1
+    target = HashLM(HashConfig(seed=1))
+    rows = (RowOptions(max_new_tokens=3, logit_bias=((7, 1e9),)), RowOptions(max_new_tokens=2))
+    request = eqcheck.Request([[3, 1], [4]], 3, 2, (), 0, "left", rows=rows)
+    outputs = []
+    for name, text in (("right", code), ("wrong", code.replace(applied, "pass"))):
+        (tmp_path / f"{name}.py").write_text(text)
+        with registry.load(str(tmp_path / f"{name}.py")).running() as generate:
+            outputs.append(generate(target, None, request))
+    plain = eqcheck.Oracle(target).truth([4], max_new_tokens=2)
+    assert outputs[0] == [[7, 7, 7], plain]
+    assert outputs[1] != outputs[0]
 
 
 @pytest.mark.filterwarnings("ignore:target. computes in bfloat16")
