@@ -46,6 +46,9 @@ def commands(page: str) -> list[str]:
 
 COMMANDS = [(name, command) for name in PAGES for command in commands(name)]
 OURS = re.compile(r"(?:eqcheck|tests|adapters|reference_impls|benchmarks|reports|docs|environments)/[\w./-]*\w/?")
+# Options of make, of pip, of uv, and of the servers that docs/gate.md starts.
+OTHERS = {"--jobs", "--extra-index-url", "--torch-backend", "--model-path", "--parallel", "--speculative-algorithm"}
+OTHERS |= {"--speculative-config", "--speculative-draft-model-path"}
 # Of a fresh clone; tests/test_newcomer.py runs them.
 FRESH = ("git clone https://github.com/OWNER/eqcheck", "cd eqcheck", ". .venv/bin/activate", "python watch_mine.py")
 MADE = ("reports/mine", "reports/engine", "reports/bsp")  # by the commands on the pages
@@ -105,7 +108,7 @@ def test_options_in_the_text_are_ones_that_there_are() -> None:
     known = options_of(_parser()) | set(re.findall(r'"(--[\w-]+)"', Path(str(pytest_plugin.__file__)).read_text()))
     for name, page in PAGES.items():
         named = {option for code in re.findall(r"`([^`\n]+)`", page) for option in re.findall(r"--[a-z][\w-]*", code)}
-        assert named <= known | {"--jobs", "--extra-index-url"}, (name, named - known)  # the latter is one of pip
+        assert named <= known | OTHERS, (name, named - known)
 
 
 def test_files_in_the_text_are_there() -> None:
