@@ -112,6 +112,7 @@ def test_it_fails_on_the_wrong_decoder_and_passes_on_a_right_one(
     function()
 
 
+@pytest.mark.rest
 def test_the_test_runs_where_the_project_was_moved_to(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
     """In CI the project lies in another folder: no path of this machine may be in the test."""
     here, there = tmp_path / "here", tmp_path / "there"

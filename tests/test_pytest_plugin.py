@@ -299,6 +299,7 @@ def test_where_it_is_strict_an_entry_that_is_past_or_gone_fails(
         run(pytester, *words).assert_outcomes(failed=1, deselected=LAWS + SAMPLED)
 
 
+@pytest.mark.rest
 def test_what_is_loaded_is_said_before_the_header(pytester: pytest.Pytester, engines: Path) -> None:
     """Some seconds pass before pytest's first line, and nobody shall wonder."""
     path = pytester.makepyfile(test_own="def test_nothing(decoder):\n    pass\n")
@@ -377,6 +378,7 @@ NOTHING_SAID = {"cases": 30, "profile": "", "target": "", "known": None, "known_
 
 @pytest.mark.parametrize(("said", "workers"), [("nothing", "1"), ("profile", "2"), ("file", "2")])
 @pytest.mark.usefixtures("engines")
+@pytest.mark.rest
 def test_workers_are_told_what_the_first_process_decided(said: str, workers: str, pytester: pytest.Pytester) -> None:
     """No case, profile or known fault is named twice; where a worker is told nothing it may draw for ever."""
     told = pytester.makepyfile(test_told=TOLD)
@@ -399,6 +401,7 @@ def test_workers_are_told_what_the_first_process_decided(said: str, workers: str
 
 
 @pytest.mark.usefixtures("engines")
+@pytest.mark.rest
 def test_the_suite_ends_in_workers_where_nothing_is_said(pytester: pytest.Pytester) -> None:
     words = "--adapter=engines/mine.py:good", "-n", "2", "-k", "solo or determinism or seeds"
     result = pytester.runpytest_subprocess(*words, timeout=TIMEOUT_S)
