@@ -232,11 +232,11 @@ class _Lane:
         result.drawing_s += part.drawing_s
         result.interrupted |= part.interrupted
         result.files |= part.files
-        known = {one.claim for one in result.unreached}
-        result.unreached += [one for one in part.unreached if one.claim not in known]
+        known = {entry.claim for entry in result.unreached}
+        result.unreached += [entry for entry in part.unreached if entry.claim not in known]
         self.versions |= {part.version: None} if part.version else {}
         self.warnings |= dict.fromkeys(with_kinds(part.warnings, part.warning_kinds))
-        for finding in (finding_of(*one) for one in part.findings):
+        for finding in (finding_of(*entry) for entry in part.findings):
             key = finding.standing, finding.fingerprint, finding.needs
             self.findings[key] = _one(self.findings[key], finding) if key in self.findings else finding
         if part.telling and (result.telling is None or part.telling[0] > result.telling[0]):

@@ -81,14 +81,14 @@ def _loaded(spec: str) -> tuple[list[str], list[str]]:
         return ["import eqcheck", "", ""], [f"    decoder = eqcheck.load({json.dumps(spec)})"]
     place = json.dumps(_from_here(file))
     attr = f" + {json.dumps(rest)}" if rest else ""
-    found = [f"    place = {place}"]
-    found += ["    places = (folder / place for folder in Path(__file__).resolve().parents)"]
-    found += ["    file = next((one for one in places if one.is_file()), place)"]
+    search = [f"    place = {place}"]
+    search += ["    places = (folder / place for folder in Path(__file__).resolve().parents)"]
+    search += ["    file = next((one for one in places if one.is_file()), place)"]
     return (
         ["from pathlib import Path", "", "import eqcheck", "", ""],
         [
             "    # The nearest one, in the folder of this test or above it: the project may lie anywhere.",
-            *found,
+            *search,
             f"    decoder = eqcheck.load(str(file){attr})",
         ],
     )

@@ -111,7 +111,7 @@ def parts(
     return [part for part in found if part is not None]
 
 
-def laid_out(found: Sequence[Part], width: int = WIDTH) -> list[str]:
+def laid_out(sections: Sequence[Part], width: int = WIDTH) -> list[str]:
     """Return the lines of parts: a title with its note, then sentences, rows and slots further in.
 
     >>> print("\\n".join(laid_out([Part("Confirmed", "so it is"), Part("Cause", sentences=("One.", "Two."))])))
@@ -121,7 +121,7 @@ def laid_out(found: Sequence[Part], width: int = WIDTH) -> list[str]:
         Two.
     """
     lines: list[str] = []
-    for part in found:
+    for part in sections:
         head = f"  {part.title:<{_TITLE}}  {part.note}" if part.note else f"  {part.title}"
         lines.append(filled(head, width, _TITLE + 4))
         labels = [max((len(row[at]) for row in part.rows), default=0) for at in (0, 1)]
@@ -198,11 +198,11 @@ def _options(e: Explanation) -> list[str]:
 def _others(e: Explanation, width: int) -> list[tuple[str, str, str]]:
     """The other requests of the case, and which of them are wrong, too."""
     wrong = [row for row in e.wrong_rows if row != e.row and e.component != "sampling"]
-    beside = [(number, one) for number, one in enumerate(e.given.rows) if number != e.row] if e.given else []
+    beside = [(number, other) for number, other in enumerate(e.given.rows) if number != e.row] if e.given else []
     rows = []
-    for number, one in beside[:_BESIDE]:
-        about = [*_accepted(one), *([one.sampling] if one.sampling else []), *["wrong, too"] * (number in wrong)]
-        text = shortened(one.prompt, room=width - 30) + (f"   ({', '.join(about)})" if about else "")
+    for number, other in beside[:_BESIDE]:
+        about = [*_accepted(other), *([other.sampling] if other.sampling else []), *["wrong, too"] * (number in wrong)]
+        text = shortened(other.prompt, room=width - 30) + (f"   ({', '.join(about)})" if about else "")
         rows.append((f"request {number}", "prompt", text))
     left = [number for number in wrong if number not in dict(beside[:_BESIDE])]
     if more := len(beside[_BESIDE:]):
@@ -400,7 +400,7 @@ def slot_lines(e: Explanation) -> list[list[object]]:
     Neighbours that are as they should be, and alike, share a line; ``mark`` is empty for them.
     """
     rows: list[list[object]] = []
-    for alike, group in groupby(enumerate(e.slots), key=lambda one: _likeness(*one, e)):
+    for alike, group in groupby(enumerate(e.slots), key=lambda numbered: _likeness(numbered[0], numbered[1], e)):
         slots = [slot for _, slot in group]
         if alike is not None and len(slots) >= _ALIKE:
             rows.append(_folded(slots, e))

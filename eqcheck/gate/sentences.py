@@ -268,12 +268,12 @@ def condition_line(conditions: Counts) -> str:
     >>> condition_line({"concurrency": {"1": [0, 40], "4": [29, 30], "16": [20, 20]}})
     'only with 4 or more requests at once (49 of 50; otherwise 0 of 40)'
     """
-    found = telling(conditions)
-    if found is None:
+    side = telling(conditions)
+    if side is None:
         return ""
-    counts = f"({found.wrong} of {found.rows}; otherwise {found.other_wrong} of {found.other_rows})"
-    often = "more often" if found.other_wrong else "only"
-    return f"{often} with {_phrase(found.name, found.values)} {counts}"
+    counts = f"({side.wrong} of {side.rows}; otherwise {side.other_wrong} of {side.other_rows})"
+    often = "more often" if side.other_wrong else "only"
+    return f"{often} with {_phrase(side.name, side.values)} {counts}"
 
 
 def _phrase(name: str, values: Sequence[str]) -> str:

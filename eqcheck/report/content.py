@@ -231,7 +231,7 @@ class Content:
         """
         if finding.only:
             return "; ".join(finding.only)
-        found: list[tuple[float, str]] = []
+        sides: list[tuple[float, str]] = []
         for axis, values in finding.axes.items():
             rates = sorted((failed / of, value) for value, (failed, of) in values.items() if of)
             for cut in range(1, len(rates)):
@@ -245,11 +245,11 @@ class Content:
                     f"{in_axis(axis, *high)} ({many_} of {of_high})",
                     f"{in_axis(axis, *low)} ({few} of {of_low})",
                 )
-                found.append(
+                sides.append(
                     (chance, f"more often with {more} than with {less}" if few else f"with {more}, never with {less}")
                 )
-        chance, words = min(found, default=(1.0, ""))
-        return words if chance * len(found) < _BY_CHANCE else ""
+        chance, words = min(sides, default=(1.0, ""))
+        return words if chance * len(sides) < _BY_CHANCE else ""
 
     def axes(self, finding: ReportedViolation) -> list[tuple[str, list[tuple[str, int, int]]]]:
         """Return for each axis with several values how many cases fail, of how many, by value."""

@@ -148,7 +148,7 @@ NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 
 
 def begin_child() -> None:
-    """What a process that multiprocessing started does first: it ends with its parent, and keeps what it compiles.
+    """Set up a process that multiprocessing started: it ends with its parent, and keeps what it compiles.
 
     multiprocessing hands on the parent's option -B, whatever the environment says.
     """
