@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ENGINES := openvino_genai vllm mlx_vlm mlx_lm llama_cpp onnxruntime_genai
 
-.PHONY: audit showcase test test-all test-long test-oldest test-older test-newest golden golden-write figures gate-test lint docs bench comparison engines engines-test cluster-test dist release clean
+.PHONY: audit showcase test test-all test-long test-oldest test-older test-newest golden golden-write figures gate-test lint docs bench comparison engines engines-test cluster-test newcomer dist release clean
 
 audit: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --allow-known --cases 60 --jobs 2
@@ -107,6 +107,10 @@ cluster-test: $(VENV)/.with-ray
 $(VENV)/.with-ray: $(VENV)/.installed
 	$(call pinned,$(VENV)) --editable '.[dev,ray]'
 	touch $@
+
+# The commands of README and of the start page, with the installation, in a fresh clone and an empty HOME, without uv.
+newcomer: $(VENV)/.installed
+	PYTHONPATH=tests $(VENV)/bin/python -m newcomer
 
 # What would be published: built, the wheel from the sdist, and checked. tests/test_dist.py does the same.
 dist: $(VENV)/.installed

@@ -169,7 +169,7 @@ def test_findings_of_one_look_and_need_are_one_and_the_explained_one_stands(tmp_
     outcome = EngineOutcome(case, "violation", outputs=((8,),), rows=(RowJudgement(0, (8,), 0, 7),))
     for component in ("unattributed", "position", "position", "mask"):
         kind = {"unattributed": "unattributed", "position": "query-position", "mask": "window"}[component]
-        campaign.add(Finding(outcome, Explanation(component, kind), seen=(outcome.symptom,)), 1)
+        campaign.add(Finding(outcome, Explanation(component, kind), seen=(outcome.symptom,)), [outcome])
     found = [(finding.fingerprint, finding.count) for finding in campaign.result.findings]
     assert found == [("position/query-position", 3), ("mask/window", 1)], "two causes are two findings"
 

@@ -85,9 +85,11 @@ def flaws(path: Path, text: str) -> list[str]:
 
 
 def test_code_has_whole_sentences_and_names() -> None:
-    assert [flaw for path in CODE for flaw in flaws(path.relative_to(ROOT), path.read_text())] == []
+    broken = [flaw for path in CODE for flaw in flaws(path.relative_to(ROOT), path.read_text())]
+    assert not broken, "\n".join(broken)
 
 
 def test_docs_have_whole_sentences() -> None:
     said = {path: hanging(re.sub(r"(?s)```.*?```|`[^`\n]*`", "code", path.read_text())) for path in TEXTS}
-    assert [f"{path.relative_to(ROOT)}: {words}" for path, words in said.items() if words] == []
+    broken = [f"{path.relative_to(ROOT)}: {words}" for path, words in said.items() if words]
+    assert not broken, "\n".join(broken)

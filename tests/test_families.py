@@ -154,7 +154,7 @@ def _right(engine: Callable[..., Any], target: Any, draft: Any) -> bool:
 
 
 @pytest.mark.parametrize("family", SIZES)
-@pytest.mark.tiers(quick=2, rest=1)
+@pytest.mark.tiers(quick=0, rest=3)
 def test_forgives_what_its_real_architecture_forgives(family: str) -> None:
     if FAMILY[family].stateful and transformers.__version__ < "5":
         pytest.skip("transformers 4 keeps the state of Mamba2 in a class of its own")

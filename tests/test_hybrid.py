@@ -220,7 +220,7 @@ def named(fault: Fault, cases: int) -> tuple[Counter[str], list[Explanation]]:
         ("M50-verified-without-window.windowed", "window-alone", "position 0"),
     ],
 )
-@pytest.mark.tiers(quick=1, rest=1)
+@pytest.mark.tiers(quick=0, rest=2)
 def test_the_layer_at_fault_is_said_and_shown(name: str, said: str, slots: str) -> None:
     fault = planted(name)
     kinds, explanations = named(fault, 30)

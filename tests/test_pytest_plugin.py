@@ -410,7 +410,7 @@ def test_the_suite_ends_in_workers_where_nothing_is_said(pytester: pytest.Pytest
 
 @pytest.mark.parametrize("count", [None, 0])
 def test_a_number_of_cases_that_is_none_is_refused_where_they_are_drawn(count: int | None) -> None:
-    from eqcheck.conformance import examination, test_laws
+    from conformance import examination, test_laws
 
     examined = examination.Examination(registry.load("eqspec"), test_laws.LAWS, count)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=f"count: expected a number of cases of at least 1, got {count}"):

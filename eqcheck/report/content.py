@@ -241,8 +241,13 @@ class Content:
                     for side in (low, high)
                 )
                 chance = _by_chance(many_, of_high, few + many_, of_low + of_high)
-                more = f"{in_axis(axis, *high)} ({many_} of {of_high})"
-                found.append((chance, f"more often with {more} than with {in_axis(axis, *low)} ({few} of {of_low})"))
+                more, less = (
+                    f"{in_axis(axis, *high)} ({many_} of {of_high})",
+                    f"{in_axis(axis, *low)} ({few} of {of_low})",
+                )
+                found.append(
+                    (chance, f"more often with {more} than with {less}" if few else f"with {more}, never with {less}")
+                )
         chance, words = min(found, default=(1.0, ""))
         return words if chance * len(found) < _BY_CHANCE else ""
 

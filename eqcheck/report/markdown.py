@@ -9,7 +9,7 @@ from tabulate import tabulate
 from eqcheck.contract.escaping import code, fenced, inline
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import sentence
-from eqcheck.explanation.text import kinds_known, laid_out, parts
+from eqcheck.explanation.text import kinds_known, laid_out, meaning, parts
 from eqcheck.lanes.about import CHECKPOINT
 from eqcheck.report.content import STANDING, Content, matrix_table
 from eqcheck.report.schema import Condition, Report, ReportedViolation
@@ -89,7 +89,8 @@ def _families(content: Content) -> list[str]:
 
 
 def _finding(content: Content, finding: ReportedViolation, standing: str) -> list[str]:
-    head = f"{STANDING[standing]} {finding.fingerprint}: {finding.cause.meaning}"
+    means = meaning(finding.evidence) if kinds_known(finding.evidence) else finding.cause.meaning
+    head = f"{STANDING[standing]} {finding.fingerprint}: {means}"
     known = f" ({finding.in_known_words})" if finding.known else ""
     text = "\n".join(part for part in (_explanation(finding), finding.traceback.rstrip()) if part)
     blocks = [f"## {inline(head)}", inline(f"{content.summed(standing, finding)}{known}."), "\n".join(fenced(text))]

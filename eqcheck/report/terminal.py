@@ -10,7 +10,7 @@ from pathlib import Path
 from eqcheck.explanation.layout import columns, lines, table, wrapped
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import needs_words
-from eqcheck.explanation.text import WIDTH, Part, kinds_known, laid_out, parts
+from eqcheck.explanation.text import WIDTH, Part, kinds_known, laid_out, meaning, parts
 from eqcheck.report.content import STANDING, Content, matrix_table
 from eqcheck.report.schema import Report, ReportedViolation
 
@@ -156,7 +156,7 @@ def _finding(content: Content, standing: str, finding: ReportedViolation, width:
     else:  # of another eqcheck
         lines += wrapped(finding.explanation, width).split("\n")[1:]
     lines += _last_frames(finding.traceback)
-    notes = [Part("Where", tendency)] if (tendency := content.tendency(finding)) else []
+    notes = [Part("Frequency", tendency)] if (tendency := content.tendency(finding)) else []
     if others := finding.conditions[1:]:
         also = [f"{needs_words(one.needs).removeprefix('needs ')} ({many(one.count, 'case')})" for one in others]
         notes.append(Part("Also fails with", ", ".join(also)))
@@ -172,7 +172,8 @@ def _finding(content: Content, standing: str, finding: ReportedViolation, width:
 
 def _headed(begin: str, count: str, finding: ReportedViolation, width: int) -> list[str]:
     """The headline: fingerprint and meaning to the left, in how many cases to the right, or below."""
-    head = f"{begin} {finding.fingerprint}: {finding.cause.meaning}"
+    means = meaning(finding.evidence) if kinds_known(finding.evidence) else finding.cause.meaning
+    head = f"{begin} {finding.fingerprint}: {means}"
     if len(head) + len(count) + 2 <= width:
         return [f"{head}{count:>{width - len(head)}}"]
     return [wrapped(head, width), wrapped(f"  {count}", width)]
