@@ -31,6 +31,7 @@ _TITLE = 13  # characters of the longest title
 _ROWS, _BESIDE, _CLAUSES = 12, 3, 4
 _ALIKE = 3  # so many slots share a line
 _ROUNDS = 24  # whose accepted drafts are listed
+_VALUES = ("logprobs", "usage", "finish-reason")  # what is returned with a row whose tokens are correct
 _NOTHING_LEADS = "no part of the sampler stands out"
 _LINES = 6  # of what else is wrong
 _ENDS = ("past-eos", "over-length", "pad-in-output")  # tokens after the end of a row
@@ -172,7 +173,7 @@ def _asked_of_all(e: Explanation, needs: Sequence[str] | None) -> list[str]:
     words += [] if given.num_draft_tokens is None else [f"K = {given.num_draft_tokens}"]
     accepts = [row.accepts for row in given.rows if row.accepts is not None]
     if accepts and not any(count for row in accepts for count in row):
-        words.append("every draft rejected")
+        words.append("every draft wrong")
     return words
 
 
@@ -216,7 +217,7 @@ def _accepted(row: Given) -> list[str]:
     if not row.accepts or not any(row.accepts):
         return []
     more = " ..." if len(row.accepts) > _ROUNDS else ""
-    return [f"accepted drafts per round [{' '.join(map(str, row.accepts[:_ROUNDS]))}{more}]"]
+    return [f"correct drafts per round [{' '.join(map(str, row.accepts[:_ROUNDS]))}{more}]"]
 
 
 def _numbers(rows: Sequence[int]) -> str:
@@ -277,8 +278,8 @@ def _certainty(e: Explanation) -> str:
     """Say how sure the cause is, in the words that every report uses."""
     if e.component == "unattributed":
         return "Cause unknown"
-    if e.component == "sampling":
-        return "Evidence"  # one case that chance cannot give
+    if e.component == "sampling" or e.kind in _VALUES:
+        return "Evidence"  # one case that chance cannot give; a value that is wrong, with no word on why
     return "Likely cause" if e.search is not None and e.search.surprising else "Cause"
 
 

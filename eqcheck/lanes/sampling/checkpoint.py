@@ -162,7 +162,9 @@ class CheckpointTarget(SampledTarget):
             clauses.append(f"in the whole audit it is {power(audit.supremum)} after {audit.tokens:,} tokens")
             if impossible:
                 cases = many(sum(one.count for one in impossible), "case")
-                clauses.append(f"in {cases} a token was returned that has probability 0 under its request's options")
+                named = 1 if "likelier" in explanation.facts else 0  # the cause comes first
+                certain = f"in {cases} a token was returned that has probability 0 under its request's options"
+                clauses.insert(named, certain)
             explanation = explanation.saying(*clauses)
         return replace(
             finding,
