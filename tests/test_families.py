@@ -183,6 +183,7 @@ def test_a_comparison_with_a_family_is_found(line: str) -> None:
     assert family_names_compared(line) == [1]
 
 
+@pytest.mark.rest
 def test_what_a_family_is_stands_in_its_record_alone() -> None:
     files = Path(eqcheck.__file__).parent.rglob("*.py")
     assert {str(file): lines for file in files if (lines := family_names_compared(file.read_text()))} == {}

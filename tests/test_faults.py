@@ -104,7 +104,7 @@ def test_of_two_faults_the_first_is_named(pair: FaultPair) -> None:
 
 
 @pytest.mark.parametrize("fault", DRAFT, ids=lambda fault: fault.id)
-@pytest.mark.tiers(quick=16, rest=25)
+@pytest.mark.tiers(quick=11, rest=30)
 def test_draft_fault_costs_rounds_and_nothing_else(fault: Fault) -> None:
     right, wrong = BUILDS[fault.build].decoder("right"), fault.decoder()
     slower = 0
@@ -127,7 +127,7 @@ def test_draft_fault_costs_rounds_and_nothing_else(fault: Fault) -> None:
     ],
     ids=lambda fault: fault.id,
 )
-@pytest.mark.tiers(quick=25, rest=8)
+@pytest.mark.tiers(quick=4, rest=29)
 def test_minimised_case_has_no_row_to_spare(fault: Fault) -> None:
     decoder = fault.decoder()
     source = Source(5, fault.families, decoder.padding_sides, fault.cache_states)

@@ -183,6 +183,7 @@ def test_a_fault_is_told_and_named(capsys: pytest.CaptureFixture[str], fault: st
     assert violation["conditions"]
 
 
+@pytest.mark.rest
 def test_lossy_acceptance_is_named_by_ranks_and_a_limit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Every other token is the second choice where that is near; a cache that lacks a token gives any choice."""
     with servers(Toy("lossy")) as both:
@@ -230,6 +231,7 @@ def test_second_choices_name_a_threshold_only_with_a_limit() -> None:
     assert not second_choices(rows_with_gaps([], places), 0.1).all_second
 
 
+@pytest.mark.rest
 def test_the_last_screen_has_the_cause_the_reproduction_and_the_verdict(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -232,6 +232,7 @@ def test_evidence_that_does_not_decide_is_no_equivalence(capsys: pytest.CaptureF
     assert re.search(r"about \d+ more requests? would decide \(--requests \d+\)", said)
 
 
+@pytest.mark.rest
 def test_a_server_that_counts_no_draft_is_not_equivalent(capsys: pytest.CaptureFixture[str]) -> None:
     speculative = Toy()
     speculative.metrics = METRICS.format(*[0] * 5)
@@ -257,6 +258,7 @@ def test_outputs_and_addresses_are_checked_before_anything_is_asked(
     assert f"try {other}" in said
 
 
+@pytest.mark.rest
 def test_a_row_that_is_told_as_text_alone_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     """As llama.cpp does where a row ends within a character; the same of a place that is scored."""
     seen = [0]
@@ -275,6 +277,7 @@ def test_a_row_that_is_told_as_text_alone_is_left_out(capsys: pytest.CaptureFixt
     assert re.search(r"\d+ requests? left out: a server did not return all ids or scores", said)
 
 
+@pytest.mark.rest
 def test_a_budget_that_ends_a_gate_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Toy()) as one, serving(Toy()) as other:
         words = ("--requests", "4000", "--max-tokens", "4", "--concurrency", "1", "--budget", "2s")

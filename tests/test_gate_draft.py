@@ -96,7 +96,7 @@ def test_a_right_server_is_equivalent_beside_its_draft(capsys: pytest.CaptureFix
         ("accepts-at-times", False, "unattributed"),
     ],
 )
-@pytest.mark.tiers(quick=1, rest=2)
+@pytest.mark.tiers(quick=0, rest=3)
 def test_a_draft_that_is_accepted_once_too_often_is_named(
     capsys: pytest.CaptureFixture[str], fault: str, known: bool, kind: str
 ) -> None:
@@ -116,6 +116,7 @@ class ServesDraft(Toy):
         return Draft.law(self, context)  # type: ignore[arg-type]
 
 
+@pytest.mark.rest
 def test_a_server_of_the_draft_itself_is_not_said_to_accept_too_much(capsys: pytest.CaptureFixture[str]) -> None:
     with with_draft(ServesDraft()) as all_:
         code, report = gated(capsys, *all_, *FAST)
@@ -125,6 +126,7 @@ def test_a_server_of_the_draft_itself_is_not_said_to_accept_too_much(capsys: pyt
     assert "the server may serve the draft model, or accept every draft" in violation["explanation"]
 
 
+@pytest.mark.rest
 def test_where_a_token_is_wrong_is_told_by_the_distance_to_the_last_rejected_draft(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -57,6 +57,7 @@ def test_a_right_engine_emits_the_targets_tokens(
         assert torch.allclose(its.of_tokens, that.of_tokens, atol=1e-3)
 
 
+@pytest.mark.rest
 def test_a_score_is_the_law_of_the_decoded_tokens(loaded: pair.Pair, alone: list[Told]) -> None:
     rows = [Asked((*its.prompt, *told.tokens), score=True) for its, told in zip(ASKED, alone, strict=True)]
     for told, its in zip(alone, answers(Engine(loaded.target), rows), strict=True):

@@ -71,7 +71,7 @@ KINDS = ("kind", "component")  # where these are known, pages go other ways
 
 @pytest.mark.parametrize("kept", [(), KINDS], ids=["unknown kinds", "known kinds"])
 @pytest.mark.parametrize("name", REPORTS)
-@pytest.mark.tiers(quick=7, rest=1)
+@pytest.mark.tiers(quick=6, rest=2)
 def test_no_text_of_a_report_becomes_markup(name: str, kept: tuple[str, ...]) -> None:
     hostile, harmless = (to_html(filled(name, text, kept)) for text in (HOSTILE, " harmless"))
     assert elements(hostile) == elements(harmless)

@@ -100,6 +100,7 @@ def test_counts_add_up_and_findings_are_one_with_the_smallest_case(tmp_path: Pat
     assert sum(cell["cases"] for cell in together["matrix"].values()) == 36
 
 
+@pytest.mark.rest
 def test_what_one_shard_did_not_exercise_another_may_have(three: list[Shard]) -> None:
     """Conclusions are drawn from all counts, not gathered from the shards."""
 

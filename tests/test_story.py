@@ -58,7 +58,7 @@ def stories(done: Run) -> list[Story]:
 
 
 @pytest.mark.parametrize("decoder", known_good().values(), ids=lambda decoder: decoder.name)
-@pytest.mark.tiers(quick=5, rest=18)
+@pytest.mark.tiers(quick=3, rest=20)
 def test_of_right_decoders_all_is_right(decoder: Decoder) -> None:
     source = Source(11, decoder.families, decoder.padding_sides, decoder.cache_states)
     known = told = 0
@@ -181,6 +181,7 @@ def named(story: Story) -> tuple[DrawnRow, DrawnQuery]:
 
 
 @pytest.mark.parametrize("fault", FOLLOWED[::7], ids=lambda fault: fault.id)
+@pytest.mark.tiers(quick=7, rest=31)
 def test_of_a_fault_the_fault_is_to_be_seen_and_nothing_before_it(fault: Fault) -> None:
     for done, explanation in failing(fault, 2):
         story = story_of(done, explanation)

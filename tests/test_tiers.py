@@ -32,6 +32,7 @@ MARKERS = "[pytest]\nmarkers =\n  rest\n  long\n  tiers\n"
         ("long", ["test_many[3]", "test_many[4]"]),
     ],
 )
+@pytest.mark.tiers(quick=2, rest=1)
 def test_a_test_is_in_one_tier(pytester: pytest.Pytester, chosen: str, run: list[str]) -> None:
     pytester.makepyfile(TESTS)
     pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_sampled_engines import DRAFT, FEW, GREEDY, KINDS, LAWS, NEAR, NEW, PROMPT, TARGET, excess, greedy, serving
+from test_sampled_engines import DRAFT, FEW, GREEDY, KINDS, NEAR, NEW, PROMPT, TARGET, excess, greedy, laws, serving
 from test_sampling_lane import audited
 
 import eqcheck
@@ -36,7 +36,7 @@ def worst(shape: Nodes = (), k: int = 4, draft: Any = DRAFT, engine: Any = Tree,
     outputs = [tuple(row) for row in decoder.generate(asked)]
     assert 0.05 < decoder.stats.acceptance < 0.95, "all draft tokens were one way: the check would be weak"
     assert set(outputs[len(KINDS) :: len(KINDS) + 1]) == {greedy(PROMPT)}
-    return max(excess(outputs[i :: len(KINDS) + 1], expected) for i, expected in enumerate(LAWS))
+    return max(excess(outputs[i :: len(KINDS) + 1], expected) for i, expected in enumerate(laws()))
 
 
 @pytest.mark.parametrize("shape", [(), WIDE, ODD, ALL], ids=["own", "wide", "odd", "all"])
