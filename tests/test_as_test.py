@@ -52,7 +52,7 @@ def printed(path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     compile(text, "test", "exec")
     assert max(map(len, text.splitlines())) <= 120
     assert text.count("eqcheck.assert_equivalent(") == 1
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"__file__": str(Path.cwd() / "test_pasted.py")}
     exec(text, found)
     (name,) = (name for name in found if name.startswith("test_"))
     return found[name], text

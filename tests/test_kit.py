@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -53,7 +54,7 @@ import unittest
 from eqcheck.kit import Equivalence
 
 class TestRight(Equivalence, unittest.TestCase):
-    adapter, cases = "eqspec", 5
+    adapter, cases = "eqspec", 12  # with fewer some claims are not tested, which is inconclusive
     test_options = None
 """
 
@@ -133,7 +134,8 @@ def test_what_pytest_shows_has_the_fingerprint_and_a_replay_that_fails(tmp_path:
     (tmp_path / "mine.py").write_text(SHORT)
     (tmp_path / "test_short.py").write_text(FAILING)
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_short.py", "-k", "ends"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    wide = {**os.environ, "COLUMNS": "200"}
+    done = subprocess.run(words, cwd=tmp_path, env=wide, capture_output=True, text=True, check=False)
     summary = r"^FAILED test_short.py::TestShort::test_ends - eqcheck.Violation: bookkeeping/premature-stop in"
     assert re.search(summary, done.stdout, re.MULTILINE), done.stdout
     (command,) = re.findall(r"Reproduce: (eqcheck replay .*)", done.stdout.partition("short test summary")[0])

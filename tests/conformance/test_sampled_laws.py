@@ -11,14 +11,11 @@ from collections.abc import Callable
 
 import pytest
 
-from eqcheck.campaign.loop import Campaign
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.options import SEEDS
 from eqcheck.contract.sizes import Bounds
 from eqcheck.explanation.layout import columns
 from eqcheck.explanation.text import render
-from eqcheck.lanes.sampling.lane import SampledLane
-from eqcheck.lanes.sampling.transparent import TransparentTarget
 from eqcheck.pytest_plugin import KNOWN, SEED, profile_of
 from eqcheck.result.findings import Audit, Options
 
@@ -41,6 +38,11 @@ def sampled(decoder: Decoder, pytestconfig: pytest.Config) -> Audit:
 
 
 def _audited(decoder: Decoder, options: Options) -> Audit:
+    # Half a second of imports, which a decoder that does not sample has no use for.
+    from eqcheck.campaign.loop import Campaign
+    from eqcheck.lanes.sampling.lane import SampledLane
+    from eqcheck.lanes.sampling.transparent import TransparentTarget
+
     campaign = Campaign(SampledLane(decoder, options, TransparentTarget), lambda event: None)
     campaign.run()
     return campaign.result
