@@ -118,7 +118,7 @@ def test_little_is_no_warning() -> None:
     assert head_warnings(counts) == []
     counts["head hit stale"] = 10
     (said,) = head_warnings(counts)
-    assert said.startswith("draft/stale-hidden: 4 of 900 draft tokens were lost, in ")
+    assert said.startswith("draft/stale-hidden: 4 of 900 draft tokens lost in ")
     assert "in 10 of 1000 rounds of a head" in said
     # Another row's state of an earlier call is what is seen elsewhere.
     counts["head hit wrong-row?"] = 500

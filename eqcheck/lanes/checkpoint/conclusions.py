@@ -123,7 +123,8 @@ cannot load it
         ends = "was declined" if ("skipped", min(whys)) in seen else "crashed"
         why = one_line("; ".join(sorted(whys)[:2]), 70)
         said = f"every case on the checkpoint {kind or 'random'} in {dtype} {ends} ({why})"
-        warnings.append(Notice(f"{said}; take it out of kinds= if the engine cannot load it", VACUOUS))
+        kind_of_notice = VACUOUS if ends == "was declined" else ""  # a crash is a finding of its own
+        warnings.append(Notice(f"{said}; take it out of kinds= if the engine cannot load it", kind_of_notice))
     return warnings
 
 
