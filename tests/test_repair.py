@@ -129,7 +129,7 @@ def test_repair_that_cannot_be_carried_out_says_so(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Repairer, "_fix", fails)
     opinion = repair(generate, done, explanation)
-    assert str(opinion) == "nothing, because eqcheck could not carry it out (KeyError: 'of eqcheck')"
+    assert str(opinion) == "eqcheck could not repair the run (KeyError: 'of eqcheck')"
     assert bearing(explanation, opinion) == "silent"
 
 
