@@ -80,12 +80,12 @@ def harmless(text: str) -> bool:
     return text == printable(text)
 
 
-def check_markdown(text: str, fingerprint: str) -> None:
+def check_markdown(text: str, begin: str) -> None:
     """A CommonMark parser finds the headings of a report, one block of code that holds what was said, and no HTML."""
     assert harmless(text)
     tokens = MarkdownIt().parse(text)
     headings = [tokens[at + 1].content for at, token in enumerate(tokens) if token.type == "heading_open"]
-    (own,) = [heading for heading in headings if heading.startswith(fingerprint)]
+    (own,) = [heading for heading in headings if heading.startswith(begin)]
     assert not [heading for heading in headings if "heading" in heading and heading != own]
     assert not [token for token in tokens if token.type == "html_block"]
     assert not [child for token in tokens for child in token.children or [] if child.type == "html_inline"]
@@ -111,7 +111,7 @@ def test_nothing_a_decoder_says_reaches_the_terminal_or_a_report_as_it_is(
     assert "\n" not in violation["fingerprint"]
     for path in work.rglob("cases/*.json"):
         assert all(map(harmless, texts(json.loads(path.read_text()))))
-    check_markdown((folder / "report.md").read_text(), "crash/exception:Bad")
+    check_markdown((folder / "report.md").read_text(), "FAIL crash/exception:Bad")
     assert cli.main(shlex.split(violation["reproduce"])[1:]) == 1
     replayed = capsys.readouterr()
     assert harmless(replayed.out)
@@ -145,7 +145,7 @@ def test_an_engine_s_texts_stay_in_their_places(work: Path, monkeypatch: pytest.
     report = write(found, work / "out")
     assert all(map(harmless, texts(report)))
     assert report == json.loads((work / "out" / "report.json").read_text())
-    check_markdown((work / "out" / "report.md").read_text(), "crash/exception:Bad")
+    check_markdown((work / "out" / "report.md").read_text(), "FAIL crash/exception:Bad")
     monkeypatch.setattr("eqcheck.lanes.checkpoint.script.truth", lambda *_: ModelTruth(None))
     monkeypatch.setattr(ModelTruth, "row", lambda *_: [1])
     monkeypatch.setattr(decoded.function, "script", (), raising=False)

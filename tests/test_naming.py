@@ -322,7 +322,7 @@ def test_a_few_tokens_without_probability_bear_out_no_words(often: bool) -> None
     ]:
         one.role[i], one.token[i] = "accepted", one.draft[i]
     told = Read(**{**vars(one), "p": {**dict.fromkeys(one.p, cut), "cuts": one.p[""], "options": one.p[""]}})
-    sampler = sampler_of("the target's law is taken without the row's cuts where draft tokens are verified", 1)
+    sampler = sampler_of("the target's distribution is taken without the row's cuts where draft tokens are verified", 1)
     assert KnownRounds([told]).bears_out(sampler) == often
 
 
