@@ -29,7 +29,7 @@ from eqcheck import __version__
 from eqcheck.campaign import processes
 from eqcheck.campaign.loop import audits, concluded
 from eqcheck.campaign.shardfile import (
-    Part,
+    LaneResults,
     Shard,
     Terms,
     evidence_of,
@@ -216,7 +216,7 @@ def _check(first: Shard, before: Shard | None, shard: Shard) -> None:
 class _Lane:
     """The result of one lane in the shards so far."""
 
-    def __init__(self, decoder: Decoder, options: Options, first: Part) -> None:
+    def __init__(self, decoder: Decoder, options: Options, first: LaneResults) -> None:
         self.result = Audit(decoder, options, first.lane, first.families, first.claimed_families)
         self.result.facts = dict(first.facts)
         self.findings: dict[tuple[object, ...], Finding] = {}
@@ -224,7 +224,7 @@ class _Lane:
         self.warnings: dict[str, None] = {}
         self.left_out: list[int] = []
 
-    def add(self, number: int, part: Part) -> None:
+    def add(self, number: int, part: LaneResults) -> None:
         """Count a shard with those before it."""
         result = self.result
         result.counted = result.counted + tally_of(part.counts)

@@ -39,7 +39,7 @@ def cache_output(cache: Any) -> dict[str, Any]:
 
 
 def takes_cache(model: Any) -> bool:
-    """Whether one of the names is in the signature of the model's ``forward``."""
+    """Return whether one of the names is in the signature of the model's ``forward``."""
     return any(name in NAMES for name in _parameters(model))
 
 

@@ -150,7 +150,7 @@ class Opinion:
         both = ((self.restores, "the output is correct"), (self.mends, "the target predicts the correct token here"))
         for sets, does in both:
             if sets:
-                first, *others = [" and ".join(_REPAIRED[part] for part in parts) for parts in sets]
+                first, *others = [" and ".join(_REPAIRED.get(part, part) for part in parts) for parts in sets]
                 also = f"; the correct {' or the correct '.join(others)} have the same effect" if others else ""
                 return f"with the correct {first} in every target call, {does}{also}"
         if self.failed:

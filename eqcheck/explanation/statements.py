@@ -217,7 +217,9 @@ def held_within(kind: str, row: int | None, position: int | None, token: int | N
 
 
 def said(facts: Mapping[str, int | str]) -> list[str]:
-    """The clauses of several statements that were put `together`, made from their facts; none for a single one.
+    """The clauses of several statements that were put `together`, made from their facts.
+
+    None for a single one, and for statements of another eqcheck, which this one has not.
 
     >>> said(together(state("lost", tokens=2), state("calls-end")).facts)
     ['the row continues after 2 missing tokens', 'the target is not called after this round']
@@ -225,7 +227,11 @@ def said(facts: Mapping[str, int | str]) -> list[str]:
     if "also" not in facts:
         return []
     told = {key: value for key, value in facts.items() if key not in ("statement", "also")}
-    return [state(name, **told).detail for name in (str(facts["statement"]), *str(facts["also"]).split())]
+    names = [str(facts["statement"]), *str(facts["also"]).split()]
+    try:
+        return [state(name, **told).detail for name in names]
+    except KeyError:
+        return []
 
 
 def ends_early(emitted: int, limit: int) -> Statement:

@@ -467,7 +467,7 @@ def _holds(slot: Slot, e: Explanation) -> str:
 
 
 def _is_query(slot: Slot, e: Explanation) -> bool:
-    """Whether a slot holds the token that the query at fault feeds."""
+    """Return whether a slot holds the token that the query at fault feeds."""
     q, row = e.query, e.deviations[0].row if e.deviations else e.row
     return bool(
         q
@@ -480,7 +480,7 @@ def _is_query(slot: Slot, e: Explanation) -> bool:
 
 
 def _is_draft(slot: Slot, e: Explanation) -> bool:
-    """Whether a slot holds a draft token that the call at fault verifies: it comes after the query and is masked."""
+    """Return whether a slot holds a draft token that the call at fault verifies: after the query, and masked."""
     q, given = e.query, e.given
     if q is None or given is None or slot.of_position is None or slot.kind not in ("token", "draft"):
         return False

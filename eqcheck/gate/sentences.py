@@ -31,7 +31,7 @@ DECIDES = f"10^{math.log10(CROSSES):.0f}"
 LONG_CURL = 420  # characters: a longer command fills the screen, and is left to the JSON
 
 
-class Explained(NamedTuple):
+class CauseWords(NamedTuple):
     """The words of a violation: how sure the cause is, the cause, and the evidence for it."""
 
     certainty: str
@@ -84,19 +84,19 @@ def progress(gate: Gate) -> str:
 # The words of a violation
 
 
-def explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> Explained:
+def explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> CauseWords:
     """Return the words for a violation whose wrong rows are these."""
     if why.edit in LENGTHS:
-        return Explained(CAUSE, *_length(gate, why))
+        return CauseWords(CAUSE, *_length(gate, why))
     if why.kind in ENDS:
-        return Explained(CAUSE, *_end(gate, why, rows))
+        return CauseWords(CAUSE, *_end(gate, why, rows))
     if why.kind == "stray-law":
-        return Explained(LIKELY, *_distribution(gate))
+        return CauseWords(LIKELY, *_distribution(gate))
     evidence = _wrong_tokens(gate, rows)
     if second := _second(gate):
         evidence = f"{evidence} {second}"
     certainty = UNKNOWN if why.component == "unattributed" else LIKELY
-    return Explained(certainty, _cause(gate, why), evidence)
+    return CauseWords(certainty, _cause(gate, why), evidence)
 
 
 def _end(gate: Gate, why: EditCause, rows: Sequence[Row]) -> tuple[str, str]:

@@ -116,7 +116,7 @@ class Content:
         return "all sampled tokens" if self.law_alone and finding.evidence.of_law else of or cases(finding)
 
     def counted(self, finding: ReportedViolation) -> str:
-        """How many of the drawn cases show a finding, and how many of the stored ones, each as far as there are any."""
+        """Say how many of the drawn cases show a finding, and how many of the stored ones."""
         drawn, stored = self.r.cases.run, self.r.corpus.replayed
         if not finding.stored:
             return f"{finding.count} of {many(drawn, 'case')}"
@@ -126,7 +126,7 @@ class Content:
 
     @property
     def extent(self) -> str:
-        """How many cases the verdict is about and, of a violation, how many fail; stored cases are told apart."""
+        """Say how many cases the verdict is about and, of a violation, how many fail; stored cases are told apart."""
         drawn, stored = self.r.cases, self.r.corpus
         failed = drawn.violation if self.r.verdict == "violation" else 0
         told = f" in {failed} of {many(drawn.run, 'case')}" if failed else f", {many(drawn.run, 'case')}"

@@ -140,7 +140,7 @@ class _Log:
 
 @dataclass
 class _Decoder:
-    """How far the audit of one decoder is: its ``counts`` by kind of case, and since when they are counted."""
+    """The progress of the audit of one decoder: its ``counts`` by kind of case, and since when they are counted."""
 
     counts: dict[str, CaseDone] = field(default_factory=dict)
     since: dict[str, tuple[float, int]] = field(default_factory=dict)
