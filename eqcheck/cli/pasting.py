@@ -69,13 +69,13 @@ def spec_of(path: Path, stored: StoredViolation, adapter: str | None) -> str:
 
 
 def _file(spec: str) -> tuple[str, str]:
-    """The file of a SPEC and the rest of it, as ``:attr``; nothing where it names no file."""
+    """Return the file of a SPEC and its ``:attr``; both are empty when it names no file."""
     parts = re.fullmatch(r"(.*\.py)((?::[^/\\]*)?)", spec) if registry.names_code(spec) else None
     return (parts[1], parts[2]) if parts else ("", "")
 
 
 def _loaded(spec: str) -> tuple[list[str], list[str]]:
-    """The lines of a test that import what it needs, and those that load the decoder."""
+    """Return the import lines of a test, and its lines that load the decoder."""
     file, rest = _file(spec)
     if not file:
         return ["import eqcheck", "", ""], [f"    decoder = eqcheck.load({json.dumps(spec)})"]

@@ -19,7 +19,7 @@ from eqcheck.contract.escaping import one_line
 # Exit codes.
 EQUIVALENT, VIOLATION, INCONCLUSIVE, INTERNAL, USAGE, NOTHING = range(6)
 
-_CLOSE = 0.7  # of two names: 0.75 is two letters exchanged in a word of four, and below 0.7 there are words by chance
+_CLOSE = 0.65  # of two names: bf16 and bfloat16 are closer, --nosuch and --out are not
 
 
 class EqcheckError(Exception):
@@ -69,7 +69,7 @@ Violation.__module__ = "eqcheck"  # its public name, which pytest and tracebacks
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"``, or nothing where no known name is close.
+    """Return ``"; did you mean 'x'?"``, or an empty text when no known name is close.
 
     >>> did_you_mean("--bugdet", ["--budget", "--out"]), did_you_mean("--nosuch", ["--budget", "--out"])
     ("; did you mean '--budget'?", '')
