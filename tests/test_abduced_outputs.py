@@ -70,7 +70,7 @@ def test_an_explanation_has_the_search_as_data_and_the_text_says_it(models: tupl
     assert (search.edit, search.of, search.cases, search.wrong_cases) == ("rows-swapped", "this case", 1, 1)
     assert search.explained == search.surprising > 0
     assert 0 < search.chance < 1e-9 < 1 < search.tried
-    assert explanation.to_dict()["search"]["words"] == search.words == "rows hold the output of other rows"
+    assert explanation.to_dict()["search"]["words"] == search.words == "rows return the output of other rows"
     said = f"If {search.words}, the reference model gives exactly the {search.surprising} wrong tokens."
     assert said in " ".join(render(explanation).split())
     nothing = explain(outcome, None)
