@@ -70,7 +70,9 @@ def test_a_token_that_was_never_fed_is_said_to_be_so() -> None:
     found = judge(run(decode, case)).explanation
     assert found is not None
     assert found.fingerprint == "cache/missing-entry"
-    assert "Token 0 of the row is not in the row's cache (never fed to the target)." in " ".join(render(found).split())
+    assert "Position 0 of the row is not in the row's cache (never fed to the target)." in " ".join(
+        render(found).split()
+    )
 
 
 def second_choices(target: Any, draft: Any, request: Request, *, accepts_first: bool) -> list[list[int]]:

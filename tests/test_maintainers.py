@@ -21,12 +21,12 @@ PLACES = re.findall(r"^\| ([^|`]+) \| (.+) \|$", PAGE.partition("## Where things
 def untrue(where: str) -> Iterator[str]:
     """What a row of the table names that is not there: paths, and names that none of its files defines."""
     named = re.findall(r"`([^`]+)`", where)
-    paths = [ROOT / name for name in named if "/" in name or name.endswith((".md", ".yml"))]
+    paths = [ROOT / name for name in named if "/" in name or name.endswith((".md", ".yml", "Makefile"))]
     yield from (str(path.relative_to(ROOT)) for path in paths if not path.exists())
     files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path]) if file.exists()]
     texts = [file.read_text() for file in files]
     for name in named:
-        if re.fullmatch(r"\w+", name) and not any(re.search(rf"^(def )?{name}\b", text, re.M) for text in texts):
+        if re.fullmatch(r"\w+", name) and not any(re.search(rf"^( *def )?{name}\b", text, re.M) for text in texts):
             yield name
 
 
