@@ -167,9 +167,9 @@ def main(rows: Any, settings: dict[str, Any], order: Any, most: int) -> None:
     for name, (greatest, tokens, requests, impossible) in seen.items():
         odd = ", and a token that has no probability" if impossible else ""
         print(
-            f"{name} speculation: {'WRONG' if name in wrongly else 'not shown'}: the evidence against the target's law "
-            f"was {greatest:.3g} at most in {tokens} tokens of {requests} answers{odd}"
+            f"{name} speculation: {'WRONG' if name in wrongly else 'not shown'}: the evidence against the target's "
+            f"distribution was {greatest:.3g} at most in {tokens} tokens of {requests} answers{odd}"
         )
-    print("At 1e6 the law is wrong: a right engine gets there once in a million runs.")
+    print("At 1e6 the distribution is wrong: a right engine gets there once in a million runs.")
     print(json.dumps({"wrong": wrongly}))
     sys.exit(len(seen) > 1)
