@@ -26,7 +26,11 @@ def untrue(where: str) -> Iterator[str]:
     files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path]) if file.exists()]
     texts = [file.read_text() for file in files]
     for name in named:
-        if re.fullmatch(r"\w+", name) and not any(re.search(rf"^( *def )?{name}\b", text, re.M) for text in texts):
+        if (
+            re.fullmatch(r"\w+", name)
+            and name != "Makefile"
+            and not any(re.search(rf"^( *def )?{name}\b", text, re.M) for text in texts)
+        ):
             yield name
 
 
