@@ -403,7 +403,7 @@ def test_every_edit_is_one_that_is_tried_and_says_which_kind_it_would_be() -> No
 
 def test_an_id_has_the_parameters_that_the_words_tell() -> None:
     one = Hypothesis(edit=EDITS["shifted-positions"], parameters=(("shift", "+1"),), when="from round 3 on")
-    assert (one.id, one.words) == ("shifted-positions:+1:from-round-3-on", "positions are +1 off from round 3 on")
+    assert (one.id, one.words) == ("shifted-positions:+1:from-round-3-on", "position ids are +1 off from round 3 on")
     assert Hypothesis(edit=EDITS["pads-seen"]).id == "pads-seen"
 
 

@@ -109,7 +109,7 @@ def test_a_draft_token_less_in_each_round_is_told_with_its_position() -> None:
 
 def test_one_percent_is_told_and_less_is_not() -> None:
     (warning,) = losses.warnings({"batch 1": (4950, 5000), "row 0": (50, 50), "row 1": (9, 9)})
-    assert "; none of them in row 0. This costs speed" in warning
+    assert ", none in row 0. This costs speed, not output" in warning
     assert not losses.warnings({"batch 1": (4951, 5000)})
 
 
@@ -257,8 +257,9 @@ def test_a_limit_that_nothing_is_known_of_is_inconclusive(
         "    return [row[len(prompt):] for row, prompt in zip(rows, request.prompts)]\n"
     )
     assert main(["audit", "plain.py:plain", *LIMITED, "1%", "--junit", "plain.xml"]) == 2
-    assert "--max-draft-loss says nothing" in Path("plain.xml").read_text().partition("<error")[2]
-    assert "so --max-draft-loss says nothing" in capsys.readouterr().out
+    said = "--max-draft-loss cannot be checked: the decoder reports no counts of draft tokens"
+    assert said in Path("plain.xml").read_text().partition("<error")[2]
+    assert said in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("text", ["1", "100%", "x%"])

@@ -248,7 +248,10 @@ def test_minimised_case(change: Callable[[Rows, Request], Rows], rows: int, seed
     assert (case.max_new_tokens, case.num_draft_tokens, case.eos_token_ids) == (1, 1, ())
     done = run(generate, case)
     assert judge(done).explanation == replace(violation.explanation, repair=None, permuted=(0, 0, 0))
-    assert str(violation.explanation.repair) == "no right positions, mask or cache restore the output"
+    assert (
+        str(violation.explanation.repair)
+        == "no repair of position ids, attention mask or cache makes the output correct"
+    )
     assert violation.explanation.fingerprint == violation.fingerprint
 
 

@@ -163,7 +163,7 @@ def test_each_way_of_being_wrong_is_named(kind: str, what: str, fingerprint: str
     assert found.wrong_rows == wrong
     assert found.expected == (wanted[row][index] if index < len(wanted[row]) else None)
     assert found.observed == (outputs[row][index] if index < len(outputs[row]) else None)
-    assert fingerprint.split("/")[1] in verdict.explain()
+    assert fingerprint.split("/")[1] in " ".join(verdict.explain().split())
 
 
 def test_a_tail_is_pads_only_where_the_pad_id_is_known() -> None:
@@ -258,7 +258,7 @@ def test_rows_returned_whole_are_named(kind: str, how: str, what: str, pad: int 
     assert verdict.explanation is not None
     assert verdict.explanation.fingerprint == "bookkeeping/prompt-in-output"
     assert (verdict.explanation.row, verdict.explanation.wrong_rows) == (0, (0, 1, 2))
-    assert f"its prompt of 5 tokens, then what the target returns; {what}" in verdict.explain()
+    assert f"its prompt of 5 tokens, then what the target returns; {what}" in " ".join(verdict.explain().split())
     outputs[2][-1] = (outputs[2][-1] + 1) % PAD  # a wrong token in one row: the prompt is not the whole story
     assert "prompt-in-output" not in check(kind, outputs, eos, pad).explain()
 
@@ -292,7 +292,7 @@ def test_rows_returned_whole_are_named(kind: str, how: str, what: str, pad: int 
         ((3, 1), (7, 8), (3, 1), None),  # nothing of the truth is there
         ((3, 1), (7, 8), (3, 1, 7, 9), None),
         ((3, 1), (7, 8), (3, 1, 7, 8, 9), None),
-        ((3, 1), (7, 8), (1, 7, 8), "the output begins 1 id too early"),
+        ((3, 1), (7, 8), (1, 7, 8), "the output starts 1 token too early"),
         ((3,), (7, 8), (3, 7), None),  # the last token of the prompt may have been emitted again
         ((3, 1), (3, 1, 7), (3, 1, 3, 1, 7), None),  # the row repeats its prompt by itself
         ((3, 1), (3, 1, 7), (3, 1, 3), None),
@@ -452,7 +452,7 @@ def test_assert_equivalent_raises_with_the_explanation() -> None:
     assert isinstance(caught.value, AssertionError)
     assert str(caught.value).startswith(verdict.explain())
     assert "premature-stop" in str(caught.value)
-    assert "Repair: no right positions, mask or cache restore the output." in str(caught.value)  # a second opinion
+    assert "6 of 6 copies of the case with other tokens fail in the same way." in str(caught.value)  # a second opinion
 
 
 class _Clouded(torch.nn.Module):
@@ -478,7 +478,7 @@ def test_logits_that_are_no_numbers_are_an_error_of_the_target(kind: str, value:
     for first in (0, 4, len(PROMPTS[0]) + 3):
         clouded = Oracle(_Clouded(oracle_of(kind).target, value, slice(first, None), tokens))
         position = max(first, len(PROMPTS[0]) - 1)
-        with pytest.raises(UsageError, match=f"target: expected finite logits, got NaN .* at position {position}:"):
+        with pytest.raises(UsageError, match=f"target: expected finite logits, got NaN .* at position {position},"):
             clouded.check(PROMPTS[:1], outputs[:1], max_new_tokens=LIMIT)
         with pytest.raises(UsageError, match=f"at position {position}:"):
             clouded.truth(PROMPTS[0], max_new_tokens=LIMIT)
@@ -508,7 +508,7 @@ def test_a_verdict_is_its_explanation() -> None:
     right = [list(row) for row in truth("rotary")]
     verdict = oracle_of("rotary").check(PROMPTS, [right[0], right[1], right[2][:4]], max_new_tokens=LIMIT)
     assert str(verdict) == verdict.explain()
-    assert f", limit {LIMIT}, " in str(verdict)
+    assert f"max_new_tokens {LIMIT}" in str(verdict)
     assert repr(verdict) == "<violation: bookkeeping/premature-stop: row 2, new token 4: expected " + (
         f"{right[2][4]}, got the row's end>"
     )
@@ -587,7 +587,7 @@ def test_a_wrong_row_that_is_checked_again_counts_once() -> None:
         verdict = oracle.check([prompt], [row], max_new_tokens=6)
     assert (verdict.status, bool(verdict)) == ("inconclusive", False)
     said = " ".join(str(verdict).split())
-    assert "rows with such a token so far: 1 of 1;" in said
+    assert "1 of 1 rows so far have such a token;" in said
     assert "and 1e6 decides" in said
     assert repr(verdict).startswith("<inconclusive: unattributed/unattributed: row 0, new token 2")
 

@@ -26,12 +26,14 @@ from eqcheck.contract.decoders import Decoder, RowOptions, decoder
 from eqcheck.contract.errors import NOTHING, Unsupported, UsageError
 from eqcheck.contract.requirements import REQUIREMENTS, barred, refused, told, unmet
 from eqcheck.decoding.harness import run
+from eqcheck.lanes.about import CHECKPOINT, TRANSPARENT
 from eqcheck.lanes.checkpoint.conclusions import _warnings
 from eqcheck.lanes.checkpoint.drawing import alike
 from eqcheck.lanes.lane import new_lane
 from eqcheck.lanes.transparent.coverage import ESSENTIAL, vacuous
 from eqcheck.lanes.transparent.lane import TransparentLane
 from eqcheck.memory.probe import probe_case
+from eqcheck.result.declining import lacking
 from eqcheck.result.findings import Audit, Options
 from eqcheck.store.casefile import StoredViolation, write_whole
 from eqcheck.store.corpus import Corpus
@@ -146,17 +148,19 @@ def test_a_right_decoder_sees_nothing_else(lane: str, need: str, folder: Path) -
 def test_no_verdict_is_vacuous_for_lack_of_what_is_required_to_be_away(need: str, never: set[str]) -> None:
     """Neither of what no case can show, nor silent on what some case could."""
     one_row = replace(known_good()["one_row"], requires=(need,), cache_states=("empty",))
-    begins = "VACUOUS: no case was seen to exercise: "
-    tally = SimpleNamespace(observed=Counter(), served=Counter(), run=3, declined={}, drawn=3)
+    begins = "VACUOUS: no case had: "
+    tally = SimpleNamespace(observed=Counter(), served=Counter(), tested=Counter(), run=3, declined={}, drawn=3)
     engine: Any = SimpleNamespace(decoder=one_row, tally=tally, coverage={}, doubtful=[], options=Options())
-    for warnings, essential in (
-        (_warnings(engine), ("several_rows", "ragged_prompts")),
-        (vacuous({}, (need,)), ESSENTIAL),
+    for warnings, essential, words in (
+        (_warnings(engine), ("several_rows", "ragged_prompts"), CHECKPOINT.counters),
+        (vacuous({}, (need,)), ESSENTIAL, TRANSPARENT.counters),
     ):
-        told = "".join(one.removeprefix(begins) for one in warnings if one.startswith(begins))
-        assert {name for name in ESSENTIAL + essential if f"{name} (" in told} == {*essential} - never
+        missing = [words[name] for name in essential if name not in never]
+        said = [one for one in warnings if one.startswith(begins)]
+        assert said == ([f"VACUOUS: {lacking(missing)}"] if missing else [])
     result = audited(TransparentLane(one_row, Options(cases=1, isolate=False)))
-    assert not any(f"{name} (" in one for name in never for one in result.warnings if one.startswith(begins))
+    said = [one for one in result.warnings if one.startswith(begins)]
+    assert not any(TRANSPARENT.counters[name] in one for name in never for one in said)
     assert vacuous(dict.fromkeys({*ESSENTIAL} - never, 1), (need,)) == []
 
 
@@ -296,9 +300,9 @@ def test_a_published_sampler_that_stops_at_no_eos_is_right() -> None:
 @pytest.mark.rest
 def test_it_is_said_of_both_lanes(folder: Path) -> None:
     said = audit(strict(folder, ("no-eos", "id-5-not-in-prompt")), Options(cases=4)).warnings
-    words = "no-eos (there is no EOS id); id-5-not-in-prompt (the id 5 occurs in no prompt)"
-    assert [one for one in said if "requires" in one] == [
-        f"only cases were drawn that meet what the decoder requires: {words}"
+    words = "there is no EOS id; the id 5 occurs in no prompt"
+    assert [one for one in said if one.startswith("requires=")] == [
+        f"requires= left out other cases; in those drawn: {words}"
     ]
 
 

@@ -130,11 +130,12 @@ def test_a_right_sampler_passes(kind: type[Sampler]) -> None:
 
 
 @pytest.mark.rest
-def test_nothing_says_how_many_cases_are_to_come_because_tokens_decide() -> None:
-    totals: list[int | None] = []
+def test_cases_are_counted_up_to_those_asked_for_and_tokens_are_told_because_they_decide() -> None:
+    told: list[CaseDone] = []
     lane = SampledLane(registered("right", Sampler), Options(cases=2), TransparentTarget)
-    Campaign(lane, lambda event: totals.append(event.total) if isinstance(event, CaseDone) else None).run()
-    assert totals == [None, None]
+    Campaign(lane, lambda event: told.append(event) if isinstance(event, CaseDone) else None).run()
+    assert [(event.done, event.total) for event in told] == [(1, 2), (2, 2)]
+    assert 0 < told[0].tokens < told[1].tokens == lane.gathered.wealth.tokens
 
 
 FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -336,9 +337,8 @@ def test_a_wrong_law_takes_the_place_of_what_it_explains_and_says_so() -> None:
     kinds = [one.explanation.kind for one in lane.result.findings]
     assert kinds == ["greedy-drawn", "impossible-token", "seed-ignored", "batch-dependent"]
     assert "evidence" in lane.result.findings[1].explanation.facts
-    assert [warning for warning in lane.result.warnings if "no finding of" in warning] == [
-        f"2 cases of {fingerprint}: the cause of the wrong law may explain this, so it is no finding of its own; audit "
-        "again when that is mended"
+    assert [warning for warning in lane.result.warnings if "may come from" in warning] == [
+        f"2 cases of {fingerprint} may come from the wrong distribution: fix that, then audit again"
         for fingerprint in ("sampling/shared-noise", "unattributed/unattributed")
     ]
 

@@ -112,7 +112,7 @@ STATEMENTS = {
     "wrong",
     "outputs-alone": "outputs alone do not show which part is broken; `Oracle.watch` and `eqcheck audit` do",
     "beyond-noise": "a token of the row is {gap} nats below the target's own choice, and the noise of this dtype is "
-    "half of {threshold} nats; {exceeding} of {counted} rows so far have such a token; the evidence is 10^{log10}, and "
+    "half of {threshold} nats; {exceeding} of {counted} rows so far have such a token; the evidence is {weight}, and "
     "10^6 decides; outputs alone do not show which part is broken",
     # what a decoder declares
     "chunk": "chunked: call {call} feeds {tokens:token} of row {row}'s prompt in batch row {batch_row} (positions "
