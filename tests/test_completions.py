@@ -154,9 +154,12 @@ def test_what_is_said_of_a_wrong_end() -> None:
     new = truth_of(CASE).rows[0]
     case = with_stops((new[1:3],), ())
     for row, said in (
-        (deaf, f"the row goes on with 5 tokens after its stop sequence {new[1]} {new[2]}"),
-        (always_length, f"the row ends at its stop sequence {new[1]} {new[2]}, and 'length' is told"),
-        (whole_blocks, "completion_tokens is 4, and the row has 3"),
+        (deaf, f"the row continues with 5 tokens after its stop sequence {new[1]} {new[2]}"),
+        (
+            always_length,
+            f"the row ends at its stop sequence {new[1]} {new[2]}, but the finish reason given is 'length'",
+        ),
+        (whole_blocks, "completion_tokens is given as 4, but the row has 3"),
     ):
         explanation = judge(run(generating(row), case)).explanation
         assert explanation is not None
@@ -261,7 +264,7 @@ def test_log_probabilities_one_place_off_are_told_so(family: str) -> None:
     said = judge(run(with_logprobs(_late), case)).explanation
     assert said is not None
     assert said.fingerprint == "bookkeeping/logprobs"
-    assert said.detail.endswith("each log-probability that is told is that of the token before")
+    assert said.detail.endswith("each log-probability returned belongs to the token before it")
 
 
 def cancelling(wrong: str = "") -> Callable[[Any, Any, Request], list[list[int]]]:

@@ -42,9 +42,7 @@ def only(failing: Sequence[Case], right: Sequence[Case], hidden: int = 0) -> lis
 def test_only_is_said_where_chance_cannot_have_spared_the_rest() -> None:
     statement = "only with right padding (12 of 20 cases), never with left padding (0 of 20)"
     assert only([RIGHT] * 12, [RIGHT] * 8 + [LEFT] * 20) == [statement]
-    assert only([RIGHT] * 12, [RIGHT] * 8 + [LEFT] * 20, 3) == [
-        f"{statement}; not counted are 3 cases of another failure"
-    ]
+    assert only([RIGHT] * 12, [RIGHT] * 8 + [LEFT] * 20, 3) == [f"{statement}; 3 cases of another failure not counted"]
     assert only([RIGHT] * 12, [RIGHT] * 8 + [LEFT] * 5) == []  # too few of the others
     assert only([RIGHT] * 3, [RIGHT] * 17 + [LEFT] * 20) == []  # too few failures
     assert only([RIGHT] * 12 + [LEFT], [RIGHT] * 8 + [LEFT] * 200) == []  # one of the others fails
@@ -62,11 +60,11 @@ def test_what_crashes_hide_is_said() -> None:
     assert lying(shows, spared, 180, hidden) == ["not known for left padding, where 180 cases crash"]
     both = places(*[LEFT] * 90, *[RIGHT] * 90)
     assert lying(places(*[RIGHT] * 3), places(*[RIGHT] * 17, *[LEFT] * 5), 180, both) == [
-        "3 of 25 cases that do not fail otherwise; no condition is sure; "
+        "3 of 25 cases that do not fail in another way; no condition is certain; "
         "180 other cases crash, and may hide a condition"
     ]
     shown = "only with right padding (12 of 20 cases), never with left padding (0 of 20)"
-    sure = f"{shown}; not counted are 180 cases of another failure"
+    sure = f"{shown}; 180 cases of another failure not counted"
     assert lying(shows, spared + places(*[LEFT] * 20), 180, both) == [sure]
     # The smallest failing case was made, not drawn, and its own side was spared by the drawn ones.
     right = spared + places(*[LEFT] * 20)
@@ -120,7 +118,7 @@ def test_the_report_and_the_terminal_say_it(tmp_path: Path) -> None:
     assert (
         statement == f"only with right padding ({count} of {count} cases), never with left padding (0 of {60 - count})"
     )
-    assert f"  Where          {statement}" in shown(data)
+    assert f"  Frequency      {statement}" in shown(data)
     text = (tmp_path / "report.md").read_text()
     assert f"\nO{statement[1:]}.\n" in text
 

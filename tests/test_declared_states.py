@@ -102,23 +102,23 @@ def heedless(target: Any, draft: Any, request: Request) -> Rows:
 SAID = {
     "chunked": (
         Case(prompts=PROMPTS, cache_state="chunked", prefill_chunk=2),
-        "chunked: call 1 feeds 5 tokens of row 0's prompt in batch row 0 (positions 0..4), where `prefill_chunk` "
+        "chunked: call 1 feeds 5 tokens of row 0's prompt in batch row 0 (positions 0..4), but `prefill_chunk` "
         "allows 2",
     ),
     "late-rows": (
         Case(prompts=PROMPTS, cache_state="late-rows", arrivals=(5, 0)),
-        "late-rows: call 1 feeds row 0 (position 0) in batch row 0 after 0 target calls, where `arrivals` has it wait "
+        "late-rows: call 1 feeds row 0 (position 0) in batch row 0 after 0 target calls, but `arrivals` makes it wait "
         "for 5; not done before it: row 1",
     ),
     "prefix": (
         Case(prompts=((7, 8, 3), (7, 8, 9)), cache_state="prefix", prefix_length=2),
-        "prefix: call 3 feeds positions 0..1 of row 0 in batch row 0, where the cache that is handed over holds the "
+        "prefix: call 3 feeds positions 0..1 of row 0 in batch row 0, but the given cache already holds the "
         "first 2 tokens (`prefix_length`)",
     ),
     "preallocated": (
         Case(prompts=PROMPTS, cache_state="preallocated"),
-        "preallocated: nothing was ever written into the cache that is handed over for the target, in 8 target calls; "
-        "call 1 saw 5 slots, where the cache has 15",
+        "preallocated: nothing was ever written into the given target cache in 8 target calls; "
+        "call 1 saw 5 slots, but the cache has 15",
     ),
 }
 

@@ -82,8 +82,8 @@ def test_an_answer_to_a_part_of_the_prompt_is_told(decoder: Decoder) -> None:
     found = explained(decoder, case)
     assert found.fingerprint == "bookkeeping/unfinished-prompt"
     assert (found.facts["last"], found.facts["position"]) == (1, 1)
-    assert "the prompt was not yet fed whole" in found.detail
-    assert found.detail.endswith("the returned token is its prediction after token 1")
+    assert "the prompt was not completely prefilled" in found.detail
+    assert found.detail.endswith("the returned token is its prediction after position 1")
 
 
 def test_where_no_draft_proposed_a_token_it_is_no_rejected_one() -> None:
@@ -170,7 +170,7 @@ def ending(row: int, index: int, limit: int = 6) -> Case:
 def test_an_eos_that_is_not_written_is_told(base: str) -> None:
     found = explained(build(StripsEos, base), ending(1, 2))
     assert found.fingerprint == "bookkeeping/premature-stop"
-    assert "the target had answered its EOS" in found.detail
+    assert "the target predicted the EOS" in found.detail
     assert str(found.facts["also"]).startswith("eos-answered")
 
 
@@ -186,7 +186,7 @@ def test_the_row_that_reached_its_limit_in_the_round_is_said() -> None:
     case = Case(PROMPTS, 5, 2, accepts=((2, 2), (0,), (0,)))
     found = explained(build(EndsWithOne, "realigned"), case)
     assert (found.row, found.facts["limit_rows"]) == (1, "0")
-    assert "row 0 reached the limit in this round" in found.detail
+    assert "row 0 reached max_new_tokens in this round" in found.detail
 
 
 def test_an_answer_that_was_taken_back_when_the_batch_ended_is_no_missing_eos() -> None:
@@ -282,6 +282,6 @@ def test_a_stop_that_begins_in_the_prompt_is_told() -> None:
     stopping = Case(prompts=((10, 11),), max_new_tokens=4, stop_sequences=(((11, first),),))
     found = explained(eqcheck.decoder(name="with-prompt", capabilities=("stop-sequences",))(with_prompt), stopping)
     assert found.fingerprint == "bookkeeping/premature-stop"
-    assert f"the row's prompt and new tokens together hold its stop sequence 11 {first}" in said(found.facts)
+    assert f"the stop sequence 11 {first} matches across the end of the prompt and the new tokens" in said(found.facts)
     plain = replace(stopping, stop_sequences=(((12, first),),))
     assert judge(run(with_prompt, plain)).status == "equivalent"

@@ -61,7 +61,7 @@ def test_hiding_a_stale_entry_is_as_good_as_removing_it() -> None:
 def test_two_faults_at_once_are_restored_by_a_pair() -> None:
     both = Opinion((("position", "cache"),), ())
     assert bearing(Explanation("cache", "torn-entry"), both) == "confirms"
-    assert str(both) == "right position with cache restores the output"
+    assert str(both) == "with the correct position ids and cache entries in every target call, the output is correct"
 
 
 def first(fault: Fault, without: str = "nothing") -> tuple[Generate, Run, Explanation]:
@@ -89,7 +89,7 @@ def test_a_reading_that_repair_contradicts_is_not_asserted(component: str) -> No
     wrong = replace(explanation, component=OTHERS[component], kind="window")
     both = second_opinion(generate, done, wrong)
     assert both.fingerprint == "unattributed/unattributed"
-    assert f"reading says {OTHERS[component]}/window" in both.detail
+    assert f"the trace shows {OTHERS[component]}/window" in both.detail
     assert str(both.repair) in both.detail
 
 
