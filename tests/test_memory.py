@@ -169,7 +169,7 @@ def test_the_case_meets_what_decoders_require(requires: tuple[str, ...]) -> None
 @pytest.mark.long
 def test_an_audit_reports_memory_only_where_it_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for flags in ([], ["--memory"]):
-        assert cli.main(["audit", "ragged", "--cases", "5", "--no-corpus", "--out", str(tmp_path), *flags]) == 0
+        assert cli.main(["audit", "ragged", "--cases", "12", "--no-corpus", "--out", str(tmp_path), *flags]) == 0
         report = json.loads((tmp_path / "ragged" / "report.json").read_text())
         assert 0 < report["slots_seen"] <= 1
         assert (report["memory"] is not None) == bool(flags)
@@ -185,7 +185,7 @@ def test_a_leak_is_a_warning_of_an_audit_and_no_violation(tmp_path: Path) -> Non
         "from eqcheck.catalogue.faults import LEAKS\n"
         "leaking = next(leak for leak in LEAKS if leak.switch == 'L1-caches-kept').decoder()\n"
     )
-    flags = ["--cases", "3", "--memory", "--no-corpus", "--out", str(tmp_path / "out")]
+    flags = ["--cases", "12", "--memory", "--no-corpus", "--out", str(tmp_path / "out")]
     assert cli.main(["audit", f"{leaking}:leaking", *flags]) == 0
     report = json.loads(next((tmp_path / "out").rglob("report.json")).read_text())
     assert any(warning.startswith("memory/storage-kept: ") for warning in report["warnings"])
