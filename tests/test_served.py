@@ -76,7 +76,7 @@ def test_a_kind_that_an_engine_refuses_is_told_in_a_line_and_the_audit_goes_on(
     }
     assert "| window       | 2 of 2  |" in to_markdown(report)
     assert "As served" in to_html(report)
-    assert "Failing cases in bfloat16, by checkpoint and drafter" in summary([report], [str(tmp_path)])
+    assert "Failing cases by checkpoint and drafter (bfloat16)" in summary([report], [str(tmp_path)])
 
 
 def test_a_report_without_what_was_served_is_read(tmp_path: Path) -> None:

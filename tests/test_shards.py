@@ -93,7 +93,7 @@ def test_counts_add_up_and_findings_are_one_with_the_smallest_case(tmp_path: Pat
     for value, (failing, run) in violation["axes"]["rows"].items():
         each = [one["axes"]["rows"].get(value, [0, 0]) for one in every]
         assert [failing, run] == [sum(counts[at] for counts in each) for at in (0, 1)]
-    assert any(line.startswith("2 or more rows: ") for line in violation["only"])  # no shard alone can say so
+    assert any(line.startswith("only with 2 or more rows ") for line in violation["only"])  # no shard alone can say so
     assert sum(cell["cases"] for cell in together["matrix"].values()) == 60
 
 
