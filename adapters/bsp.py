@@ -13,6 +13,7 @@ import torch
 from transformers import DynamicCache
 
 import eqcheck
+from eqcheck.contract.cache_names import cache_argument
 
 SOURCE = "https://github.com/eBay/spec_dec/blob/main/src/baselines/bsp.py"
 
@@ -32,9 +33,9 @@ def generate(target: Any, draft: Any, request: eqcheck.Request) -> list[list[int
     rows = torch.arange(len(lengths))
     ids = torch.tensor([p + [request.pad_token_id] * (width - len(p)) for p in request.prompts])  # [batch, width]
     mask = torch.tensor([[1] * n + [0] * (width - n) for n in lengths])
-    target_cache, draft_cache = DynamicCache(), DynamicCache()
+    its_cache, drafts_cache = (cache_argument(model, DynamicCache()) for model in (target, draft))
 
-    prefill = target(input_ids=ids, attention_mask=mask, past_key_values=target_cache, use_cache=True).logits
+    prefill = target(input_ids=ids, attention_mask=mask, use_cache=True, **its_cache).logits
     newest = prefill[rows, torch.tensor(lengths) - 1].argmax(-1)[:, None]  # [batch, 1]
     ids, mask = torch.cat([ids, newest], 1), torch.cat([mask, torch.ones_like(newest)], 1)
     unseen_by_draft = ids
@@ -42,13 +43,13 @@ def generate(target: Any, draft: Any, request: eqcheck.Request) -> list[list[int
         drafts = ids[:, :0]
         block, seen = unseen_by_draft, mask
         for _ in range(k):
-            logits = draft(input_ids=block, attention_mask=seen, past_key_values=draft_cache, use_cache=True).logits
+            logits = draft(input_ids=block, attention_mask=seen, use_cache=True, **drafts_cache).logits
             block = logits[:, -1].argmax(-1)[:, None]
             drafts = torch.cat([drafts, block], 1)
             seen = torch.cat([seen, torch.ones_like(block)], 1)
 
         fed = torch.cat([newest, drafts], 1)  # [batch, 1 + k]
-        logits = target(input_ids=fed, attention_mask=seen, past_key_values=target_cache, use_cache=True).logits
+        logits = target(input_ids=fed, attention_mask=seen, use_cache=True, **its_cache).logits
         predicted = logits.argmax(-1)  # [batch, 1 + k]
         accepted = (drafts == predicted[:, :-1]).long().cumprod(1)  # [batch, k]: ones up to the first mismatch
         newest = predicted[rows, accepted.sum(1)][:, None]

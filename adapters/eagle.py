@@ -18,6 +18,7 @@ import torch
 from transformers import DynamicCache
 
 import eqcheck
+from eqcheck.contract.cache_names import cache_argument
 from eqcheck.contract.trees import of_round
 
 SOURCE = "https://github.com/SafeAILab/EAGLE/blob/main/eagle/model/utils.py"
@@ -62,7 +63,10 @@ class Eagle:
     def generate(self) -> list[int]:
         """The new tokens up to an EOS or the limit."""
         output = self.target(
-            input_ids=torch.tensor([self.ids]), past_key_values=self.cache, use_cache=True, output_hidden_states=True
+            input_ids=torch.tensor([self.ids]),
+            use_cache=True,
+            output_hidden_states=True,
+            **cache_argument(self.target, self.cache),
         )
         self.ids.append(int(output.logits[0, -1].argmax()))
         states, ends = output.hidden_states[-1], set(self.request.eos_token_ids)
@@ -81,7 +85,8 @@ class Eagle:
     def propose(self, states: torch.Tensor) -> Linked:
         """A tree behind the newest token, from the states of the tokens before it that the head has not had."""
         following = torch.tensor([self.ids[-states.shape[1] :]])
-        output = self.head.pairs(input_ids=following, hidden_states=states, past_key_values=self.kept)
+        cache = cache_argument(self.head.pairs, self.kept)
+        output = self.head.pairs(input_ids=following, hidden_states=states, **cache)
         length, named = self.kept.get_seq_length(), self.named()
         parents, tokens, scores = list[int](), list[int](), [0.0]
         ranks: list[tuple[int, ...]] = [()]  # the choices that lead to each node
@@ -94,7 +99,7 @@ class Eagle:
                     input_ids=torch.tensor([[tokens[node - 1] for node in level]]),
                     hidden_states=torch.stack([own[parents[node - 1]] for node in level])[None],
                     attention_mask=self.branches(Linked(parents, tokens), fed, len(level), length),
-                    past_key_values=self.kept,
+                    **cache,
                 )
             likely = output.logits[0, -len(level) :].log_softmax(-1)
             own.update(zip(level, output.hidden_states[-1][0, -len(level) :], strict=True))
@@ -141,9 +146,9 @@ class Eagle:
             input_ids=torch.tensor([[self.ids[-1], *tree.tokens]]),
             attention_mask=mask[None, None],
             position_ids=(before + self.depths(tree))[None],
-            past_key_values=self.cache,
             use_cache=True,
             output_hidden_states=True,
+            **cache_argument(self.target, self.cache),
         )
         return output.logits[0].argmax(-1), output.hidden_states[-1]
 

@@ -17,6 +17,7 @@ import torch
 from transformers import DynamicCache
 
 import eqcheck
+from eqcheck.contract.cache_names import cache_argument
 
 SOURCE = "https://github.com/huggingface/transformers/pull/42655"
 
@@ -86,8 +87,8 @@ def forward(model: Any, cache: DynamicCache, cached: Rows, rows: Rows, pad: int)
         input_ids=torch.tensor([[pad] * (width - len(block)) + block for block in blocks]),
         attention_mask=attention_mask,
         position_ids=position_ids,
-        past_key_values=cache,
         use_cache=True,
+        **cache_argument(model, cache),
     )
     repad(cache, [slot.nonzero().flatten() for slot in attention_mask])
     logits: torch.Tensor = output.logits

@@ -18,6 +18,7 @@ import torch
 from transformers import DynamicCache
 
 import eqcheck
+from eqcheck.contract.cache_names import cache_argument
 from eqcheck.contract.trees import Nodes, chain, of_round
 
 SOURCE = "https://github.com/FasterDecoding/Medusa/blob/main/medusa/model/utils.py"
@@ -72,7 +73,8 @@ def generate(target: Any, draft: Any, request: eqcheck.Request) -> list[list[int
     tree = buffers(choices_of(named or chain(request.num_draft_tokens)))
     (ids,) = (list(prompt) for prompt in request.prompts)
     start, cache = len(ids), DynamicCache()
-    output = target(input_ids=torch.tensor([ids]), past_key_values=cache, use_cache=True, output_hidden_states=True)
+    options = {"use_cache": True, "output_hidden_states": True, **cache_argument(target, cache)}
+    output = target(input_ids=torch.tensor([ids]), **options)
     logits, hidden = output.logits[:, -1], output.hidden_states[-1][:, -1]  # [1, vocab], [1, size]
     while len(ids) - start < request.max_new_tokens and not set(request.eos_token_ids) & set(ids[start:]):
         candidates = proposed(tree, logits, head.column(hidden, tree.paths.shape[1]))
@@ -107,9 +109,9 @@ def decode_tree(
         input_ids=candidates[None],
         attention_mask=mask[None, None],
         position_ids=(length + tree.depths)[None],
-        past_key_values=cache,
         use_cache=True,
         output_hidden_states=True,
+        **cache_argument(target, cache),
     )
     return output.logits[0], output.hidden_states[-1][0]
 

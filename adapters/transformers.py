@@ -21,6 +21,7 @@ from transformers import (
 from transformers.utils import logging
 
 import eqcheck
+from eqcheck.contract.cache_names import cache_argument, cache_of
 from eqcheck.contract.decoders import RowOptions
 
 _VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
@@ -168,8 +169,8 @@ def _begun(target: Any, prompt: torch.Tensor) -> dict[str, Any]:
     half = prompt.shape[1] // 2
     cache = DynamicCache(config=target.config)
     if half:
-        target(prompt[:, :half], past_key_values=cache)
-    return {"past_key_values": cache}
+        target(prompt[:, :half], **cache_argument(target, cache))
+    return cache_argument(target, cache)
 
 
 def _padded(target: Any, prompt: torch.Tensor) -> dict[str, Any]:
@@ -256,7 +257,7 @@ def _beside(output: Any, asked: Mapping[str, Any]) -> dict[str, Any]:
         told = {name: list(map(size, getattr(output, name) or ())) for name in ("scores", "logits")}
     if hidden := output.hidden_states:
         told["hidden_states"] = [[size(layer) for layer in step] for step in hidden]
-    told["cache_length"] = output.past_key_values.get_seq_length()
+    told["cache_length"] = cache_of(output).get_seq_length()
     if "streamer" in asked:
         told["streamed"] = asked["streamer"].tokens
     return told

@@ -13,6 +13,7 @@ from transformers import DynamicCache
 from benchmarks.law import Costs
 from benchmarks.measure import now
 from benchmarks.pair import Pair
+from eqcheck.contract.cache_names import cache_argument
 
 COLUMNS = (1, 2, 3, 5, 7, 9)
 TIMES = 7  # of which the middle one counts
@@ -30,10 +31,10 @@ def costs(pair: Pair, batch: int, length: int) -> Costs:
 
 def _seconds(model: Any, ids: torch.Tensor, length: int, q: int) -> float:
     cache = DynamicCache(config=model.config)
-    model(ids[:, :length], past_key_values=cache)
+    model(ids[:, :length], **cache_argument(model, cache))
 
     def forward() -> None:
-        model(ids[:, length : length + q], past_key_values=cache)
+        model(ids[:, length : length + q], **cache_argument(model, cache))
         cache.crop(-q)
 
     return _middle(forward, model.device)

@@ -17,6 +17,7 @@ from transformers import LlamaForCausalLM
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from benchmarks.traces import accepted
+from eqcheck.contract.cache_names import cache_of, named_as_installed
 
 MEMORY = 8  # tokens that identify a context
 ANSWERED = 16  # of a longer block only so many last tokens are answered: nobody drafts in the middle of a prompt
@@ -49,21 +50,22 @@ class DictatedDraft(LlamaForCausalLM):
         self._keys = torch.tensor(keys, device=self.device)
         self._next = torch.tensor([table[key] for key in keys], device=self.device)
 
+    @named_as_installed
     def forward(
         self,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """As a Llama's, the logits replaced by the table's proposals; of a long block only after its last tokens."""
         if position_ids is None:
-            past = 0 if past_key_values is None else past_key_values.get_seq_length()
+            past = 0 if cache is None else cache.get_seq_length()
             position_ids = torch.arange(past, past + input_ids.shape[1], device=self.device)[None]
-        output = super().forward(input_ids, attention_mask, position_ids, past_key_values, **kwargs)
+        output = super().forward(input_ids, attention_mask, position_ids, cache, **kwargs)
         positions = position_ids.expand_as(input_ids)
-        tokens, places = self._remember(output.past_key_values, input_ids, positions)
+        tokens, places = self._remember(cache_of(output), input_ids, positions)
         if attention_mask is not None and attention_mask.dim() == 2:  # a 4-D mask hides only what comes later
             places = places.masked_fill(attention_mask == 0, -MEMORY)
         prompts = positions[:, -ANSWERED:]

@@ -26,6 +26,7 @@ from transformers.cache_utils import DynamicLayer
 
 from eqcheck.checkpoints import NAMES, built
 from eqcheck.construction.function import VOCABULARY, Function
+from eqcheck.contract.cache_names import cache_argument, cache_of
 
 ROWS, LENGTH, K, ALONE, PAGE = 16, 200, 4, 60, 16
 PAGED = ("full", "qwen3", "moe", "learned", "opt", "mla")  # whose cache has one slot for each token
@@ -43,8 +44,8 @@ def alone(model: Any, rng: random.Random) -> tuple[Any, Any]:
     ids = texts(rng, 1, ALONE)
     cache, told = None, []
     for at in range(ALONE):
-        output = model(input_ids=ids[:, at : at + 1], past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+        output = model(input_ids=ids[:, at : at + 1], use_cache=True, **cache_argument(model, cache))
+        cache = cache_of(output)
         told.append(best(output))
     return ids, torch.cat(told, 1)
 
@@ -58,8 +59,8 @@ def blocks(model: Any, rng: random.Random) -> tuple[Any, Any]:
     ids = texts(rng, ROWS, LENGTH)
     cache, told = None, []
     for at in range(0, LENGTH, K + 1):
-        output = model(input_ids=ids[:, at : at + K + 1], past_key_values=cache, use_cache=True)
-        cache = output.past_key_values
+        output = model(input_ids=ids[:, at : at + K + 1], use_cache=True, **cache_argument(model, cache))
+        cache = cache_of(output)
         told.append(best(output))
     return ids, torch.cat(told, 1)
 
@@ -72,9 +73,9 @@ def rolled_back(model: Any, rng: random.Random) -> tuple[Any, Any]:
         kept: Any = copy.deepcopy(cache)
         wrong = ids[:, at : at + K + 1].clone()
         wrong[:, K // 2 :] = (wrong[:, K // 2 :] + 1) % VOCABULARY
-        model(input_ids=wrong, past_key_values=cache, use_cache=True)
-        output = model(input_ids=ids[:, at : at + K + 1], past_key_values=kept, use_cache=True)
-        cache = output.past_key_values
+        model(input_ids=wrong, use_cache=True, **cache_argument(model, cache))
+        output = model(input_ids=ids[:, at : at + K + 1], use_cache=True, **cache_argument(model, kept))
+        cache = cache_of(output)
         told.append(best(output))
     return ids, torch.cat(told, 1)
 
@@ -104,7 +105,7 @@ def paged(model: Any, rng: random.Random) -> tuple[Any, Any]:
     ids, told = texts(rng, ROWS, LENGTH), []
     cache = Cache(layers=[Pages() for _ in range(model.config.num_hidden_layers)])
     for at in range(0, LENGTH, K + 1):
-        told.append(best(model(input_ids=ids[:, at : at + K + 1], past_key_values=cache, use_cache=True)))
+        told.append(best(model(input_ids=ids[:, at : at + K + 1], use_cache=True, **cache_argument(model, cache))))
     return ids, torch.cat(told, 1)
 
 

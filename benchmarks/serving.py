@@ -25,6 +25,7 @@ from eqcheck.checkpoints.truth import FunctionTruth
 from eqcheck.construction.folder import built
 from eqcheck.construction.function import CODES
 from eqcheck.construction.layouts import LAYOUTS
+from eqcheck.contract.cache_names import cache_argument
 
 Tensor = torch.Tensor
 PAGE = Path(__file__).parents[1] / "docs" / "serving-table.md"
@@ -95,7 +96,7 @@ def rounding(name: str, setting: str) -> dict[str, float]:
     changed, margin, noise = 0, float("inf"), 0.0
     rows = ROWS // 5 if dtype == torch.float64 else ROWS
     for ids in texts(rows, LENGTH, "rounding").view(-1, BATCH, LENGTH):
-        options = {"past_key_values": RoundedCache(model.config, stored), "use_cache": True} if stored else {}
+        options = {"use_cache": True, **cache_argument(model, RoundedCache(model.config, stored))} if stored else {}
         scores = model(ids, **options).logits.double()
         right = torch.tensor([truth.function.choices(row) for row in ids.tolist()])
         chosen = scores.gather(-1, right[..., None])[..., 0]

@@ -22,7 +22,8 @@ from issues import NOTES, notes, page_of
 from eqcheck import __version__
 from eqcheck.construction.layouts import LAYOUTS
 from eqcheck.contract.escaping import inline
-from eqcheck.explanation.text import WIDTH
+from eqcheck.contract.kinds import KINDS
+from eqcheck.explanation.text import WIDTH, laid_out, parts
 from eqcheck.lanes.about import CHECKPOINT
 from eqcheck.report import load
 from eqcheck.report.schema import Report, Served
@@ -52,7 +53,7 @@ CAUSES = """
 
 A cause links to its page, which has the script that shows it. *Known* links to a thread that describes the same fault.
 No thread was found for the others when titles and beginnings of stored threads were searched. Nothing on this page has
-been filed upstream so far. *Also without*: the engine is wrong without speculation, too.
+been filed upstream so far. *Also without drafts*: the engine is wrong without speculation, too.
 
 """
 TRIED = "A cause is named where one of its stored cases ran; other rows may have it, too.\n"
@@ -164,7 +165,7 @@ def _causes(every: Sequence[Finding]) -> str:
             links += [f"[{short(url)}]: {url}" for url in finding.known]
             cause, known = f"[{finding.name}][{label}]", _known(finding, "[{name}]")
             rows.append([engine.name, cause, finding.effect, known, "yes" if finding.without_speculation else ""])
-    made = _table(["engine", "cause", "effect", "known", "also without"], rows)
+    made = _table(["engine", "cause", "effect", "known", "also without drafts"], rows)
     return made + "\n" + "\n".join(dict.fromkeys(links)) + "\n"
 
 
@@ -204,10 +205,12 @@ def front(text: str, reports: Sequence[Report], every: Sequence[Finding]) -> str
 
 def with_finding(text: str, report: Report) -> str:
     """README.md with the most frequent cause of this report between its marks, as `eqcheck audit` prints it."""
-    first = report.violations[0]
-    head = f"FAIL {first.fingerprint}: {first.cause.meaning}"
+    first, condition = report.violations[0], report.violations[0].conditions[0]
+    head = f"FAIL {first.fingerprint}: {KINDS[first.kind].meaning}"
     count = f"{first.count} of {report.cases.run} cases, known"
-    lines = [f"{head}{count:>{WIDTH - len(head)}}", *first.explanation.splitlines()[1:]]
+    needs = condition.needs if condition.minimised else None
+    lines = [f"{head}{count:>{WIDTH - len(head)}}"]
+    lines += laid_out(parts(first.evidence, needs, condition.without_speculation, WIDTH), WIDTH)
     lines.append(f"  {'Reproduce':<13}  {first.reproduce.replace('reports/showcase/', 'reports/')}")
     return _between("finding", text, "\n".join(["```", *lines, "```", ""]))
 

@@ -21,16 +21,18 @@ CONTEXT = ("position", "mask", "cache", "state", "draft", "memory")
 
 
 class Equivalence:
-    """Test that a decoder returns exactly what its target generates alone, with ``unittest`` or pytest.
+    """Test that a decoder returns exactly the tokens of its target alone, with ``unittest`` or pytest.
 
     A subclass names the decoder: ``adapter`` is a spec as for `eqcheck.load`, or a decoder made by `eqcheck.decoder`.
     Or ``base_url`` is the address of a completions server that speculates, and ``plain_url`` (optional) of the same
     server without speculation; both serve the built checkpoint ``checkpoint`` in ``dtype`` (`eqcheck checkpoint
     write`). A base class that starts the servers may set these names.
 
-    The first test runs the audit, on the cases of a ``profile``, or on ``cases`` drawn cases if set; all tests share
-    the result. ``est_time`` is the expected time in seconds; set your own for an engine. ``known`` is the path of a
-    TOML file of known violations. Switch a test off by its name: ``test_options = None``.
+    The first test audits the cases of a ``profile``, or so many ``cases`` where that is set, and all tests share the
+    result. Cases that earlier audits stored are not run. A failing test stores its smallest case in ``.eqcheck/``.
+    ``est_time`` is how many seconds that takes a decoder that needs no engine; set your own.
+    ``known`` is the path of a TOML file of violations that are known. A test is switched off by its name:
+    ``test_options = None``.
 
         >>> class TestMine(Equivalence):
         ...     adapter, cases = "eqspec", 20
@@ -49,7 +51,7 @@ class Equivalence:
     est_time: ClassVar[int] = 30
 
     def test_context(self) -> None:
-        """Check that position ids, masks and caches are correct."""
+        """Each target query attends to its own row, all of it, at the right positions."""
         self._told(lambda finding: finding.explanation.component in CONTEXT)
 
     def test_ends(self) -> None:
@@ -61,19 +63,19 @@ class Equivalence:
         self._told(lambda finding: finding.explanation.component == "options")
 
     def test_sampling(self) -> None:
-        """Check that sampled tokens follow the target's distribution."""
+        """Sampled tokens follow the target's distribution."""
         self._told(lambda finding: finding.explanation.component == "sampling")
 
     def test_crashes(self) -> None:
-        """Check that no request raises, hangs, or returns an invalid output."""
+        """No request raises, hangs or gets an invalid answer."""
         self._told(lambda finding: finding.explanation.component == "crash")
 
     def test_unattributed(self) -> None:
-        """Check that no token is wrong with an unknown cause."""
+        """No output is wrong for an unknown cause."""
         self._told(lambda finding: finding.explanation.component == "unattributed")
 
     def test_conclusive(self) -> None:
-        """Check that cases ran, outputs repeat, and the target was called; known violations still occur."""
+        """The audit reached a verdict, and each violation listed as known still shows."""
         __tracebackhide__ = True
         audit = self._audited()
         if audit.verdict == "inconclusive":
@@ -82,7 +84,11 @@ class Equivalence:
             raise AssertionError("\n".join(audit.outdated))
 
     def _told(self, mine: Callable[[Finding], bool]) -> None:
-        """Fail with the explanation of each violation that is ``mine``, and is not known."""
+        """Fail with each violation that is ``mine`` and is not known: its counts, its explanation, how to see it again.
+
+        The first line has the fingerprint, for runners show that line alone in their summary.
+        """
+        from eqcheck.contract.errors import Violation
         from eqcheck.explanation.records import many
         from eqcheck.explanation.text import render
 
@@ -93,9 +99,13 @@ class Equivalence:
             if mine(finding) and finding not in failing:
                 warnings.warn(f"{finding.fingerprint} shows, and is listed as known", stacklevel=3)
         run = many(audit.tally.run, "case")
-        lines = [f"{finding.count} of {run}\n{render(finding.explanation)}" for finding in failing]
-        if failing:
-            raise AssertionError("\n".join([*lines, f"  Reproduce: {self._command(audit.decoder)}"]))
+        told = [
+            f"{finding.fingerprint} in {finding.count} of {run}\n{render(finding.explanation)}\n"
+            f"  Reproduce: {self._command(audit, finding)}"
+            for finding in failing
+        ]
+        if told:
+            raise Violation("\n\n".join(told))
 
     @classmethod
     def _audited(cls) -> Audit:
@@ -172,13 +182,18 @@ class Equivalence:
         given = {variable: str(getattr(cls, name, None) or "") for name, variable in names.items()}
         return {variable: _versioned(text) if "URL" in variable else text for variable, text in given.items() if text}
 
-    def _command(self, decoder: Decoder) -> str:
-        """The command that has the same cases decoded again, and makes a report."""
-        drawn = ["--profile", self.profile] if self.cases is None else ["--cases", str(self.cases)]
+    def _command(self, audit: Audit, finding: Finding) -> str:
+        """The command that decodes the smallest case again; the case is stored."""
+        from eqcheck.store.casefile import command, stored_violation
+        from eqcheck.store.corpus import kept
+
+        decoder = audit.decoder
         if not decoder.spec:
-            return f"this test; a decoder that a SPEC names can be audited: eqcheck audit SPEC {' '.join(drawn)}"
+            return "run this test; of a decoder that a SPEC names, one case is replayed"
+        path = kept(stored_violation(audit, finding, finding.fingerprint), decoder.name)
+        spec = decoder.spec.removeprefix(f"{Path.cwd()}{os.sep}")
         variables = [f"{name}={shlex.quote(value)}" for name, value in self._environment().items()]
-        return " ".join([*variables, shlex.join(["eqcheck", "audit", decoder.spec, *drawn])])
+        return " ".join([*variables, command(path, spec)])
 
 
 def _versioned(url: str) -> str:

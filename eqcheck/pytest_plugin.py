@@ -23,8 +23,16 @@ if TYPE_CHECKING:
 
 PASSED_OVER = "eqcheck: cases passed over"
 KNOWN = "eqcheck: known faults"
-CASES = 40  # of a law, if nothing else is said
-_OPTIONS = ("--adapter", "--eqcheck-cases", "--eqcheck-profile", "--eqcheck-target", "--eqcheck-known")
+CASES = 30  # of a law, if nothing else is given: ten laws have the 300 cases of an audit
+_OPTIONS = (
+    "--adapter",
+    "--eqcheck-cases",
+    "--eqcheck-profile",
+    "--eqcheck-target",
+    "--eqcheck-known",
+    "--eqcheck-known-strict",
+)
+_DECIDED = "eqcheck"  # of a worker's input: the values of these options
 SEED = 0  # the laws draw the same cases in every run
 _STILL_SHOWS = "test_known_faults_still_show"
 
@@ -42,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         )
     except ValueError as error:
         raise pytest.UsageError(f"eqcheck: another plugin already owns --adapter: {error}") from error
-    group.addoption("--eqcheck-cases", type=int, metavar="N", help="cases per conformance law (default: 40)")
+    group.addoption("--eqcheck-cases", type=int, metavar="N", help=f"cases per conformance law (default: {CASES})")
     group.addoption(
         "--eqcheck-profile",
         metavar="ci|nightly",
@@ -65,20 +73,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    decided: dict[str, Any] | None = getattr(config, "workerinput", {}).get(_DECIDED)
+    if decided is not None:  # a worker of xdist, which has the words of the command line and nothing else
+        for name, value in decided.items():
+            setattr(config.option, name, value)
     if not any(config.getoption(name) not in (None, "", [], False) for name in _OPTIONS):
         return  # which pays for nothing, and reads no file
-    from eqcheck.contract import registry
     from eqcheck.contract.errors import UsageError
 
-    cases = config.getoption("--eqcheck-cases")
-    if cases is not None and cases < 1:
-        raise pytest.UsageError("--eqcheck-cases: expected an integer of at least 1")
     try:
-        if not hasattr(config, "workerinput"):  # a worker of xdist is told what the first process found
+        if decided is None:
             _configure(config)
         if not (specs := config.getoption("--adapter")):
             return
-        decoders = [registry.load(spec) for spec in specs]
+        decoders = _loaded(config, specs)
         if target := config.getoption("--eqcheck-target"):
             _check_target(target, decoders)
         _entries(config)  # a file that is wrong is told at once
@@ -89,6 +97,46 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.eqcheck_known = str(Path(known).resolve())
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = [str(_conformance())]
+
+
+def _loaded(config: pytest.Config, specs: list[str]) -> list[Decoder]:
+    """Load the decoders, and say before each step what is loaded: all of it takes seconds, before pytest's header."""
+    from eqcheck.cli.common import import_models
+    from eqcheck.contract import registry
+
+    worker = hasattr(config, "workerinput")
+    quiet = worker or config.getoption("verbose") < 0 or config.getoption("no_header")
+
+    def say(what: str) -> None:
+        if not quiet:
+            print(f"eqcheck: loading {what}", flush=True)
+
+    for spec in specs:
+        registry.named(spec)  # a name that is misspelt is told at once
+    if "torch" not in sys.modules:
+        say("torch")
+        import torch  # noqa: F401
+    decoders = []
+    for spec in specs:
+        if registry.names_code(spec):
+            say(spec)
+        decoders.append(registry.load(spec))
+    decodes = worker or getattr(config.option, "dist", "no") == "no"  # the first process of xdist runs no test
+    if decodes and "transformers.generation.utils" not in sys.modules:
+        say("transformers")
+        import_models()
+    return decoders
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Hand what was decided here to a worker of xdist: it reads neither ``[tool.eqcheck]`` nor a profile again."""
+    option = node.config.option
+    node.workerinput[_DECIDED] = {name: getattr(option, name) for name in map(_destination, _OPTIONS)}
+
+
+def _destination(option: str) -> str:
+    return option.lstrip("-").replace("-", "_")
 
 
 def _configure(config: pytest.Config) -> None:
@@ -102,6 +150,8 @@ def _configure(config: pytest.Config) -> None:
     option.eqcheck_target = option.eqcheck_target or file.target
     option.eqcheck_known = option.eqcheck_known or file.known or None
     named, cases = option.eqcheck_profile, option.eqcheck_cases
+    if cases is not None and cases < 1:
+        raise UsageError(f"--eqcheck-cases: expected an integer of at least 1, got {cases}")
     if named and cases:
         raise UsageError("--eqcheck-profile, --eqcheck-cases: a profile says what is drawn; leave out one of the two")
     if named and not option.adapter:
@@ -127,6 +177,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         named = " ".join(filter(None, (decoder.name, decoder.version)))
         lines.append(f"eqcheck: decoder under test: {named}{decoder.origin and f', {decoder.origin}'}")
     if lines:
+        from eqcheck.contract.versions import untested
         from eqcheck.explanation import layout
 
         reporter = config.pluginmanager.get_plugin("terminalreporter")
@@ -135,11 +186,12 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         versions = [f"{name} {version(name)}" for name in ("torch", "transformers")]
         target = config.getoption("--eqcheck-target")
         named = config.getoption("--eqcheck-profile")
-        drawn = f"profile {named}, " if named else ""
-        drawn += f"{config.getoption('--eqcheck-cases')} cases per law, seed {SEED}"
+        laws = f"{config.getoption('--eqcheck-cases')} cases per law"
+        drawn = f"profile {named}, {laws}, the same in every release" if named else f"{laws}, seed {SEED}"
         cases = f"{drawn}{target and f', target {target}'}"
         lines.append(f"eqcheck: {', '.join([__version__, *versions, f'Python {python_version()}', cases])}")
-        lines += [f"eqcheck: {line}" for line in (*_past(config), *_older(config))]
+        newer = filter(None, [untested()])
+        lines += [f"eqcheck: {line}" for line in (*newer, *_past(config), *_older(config))]
     return lines
 
 

@@ -46,9 +46,16 @@ def cases(
     or one that the target cannot generate. Every case meets the preconditions in ``requires``, as in `eqcheck.decoder`.
     Raises `UsageError` for an unknown precondition.
 
-        >>> from hypothesis import find
-        >>> find(cases(), lambda case: len(case.prompts) > 1).prompts
-        ((10,), (20,))
+    Switch off Hypothesis' own clock, as below: the first decode imports torch, and on a busy machine any decode may
+    take longer than the 200 ms that Hypothesis allows, which would fail a right decoder.
+
+        >>> import eqcheck
+        >>> from hypothesis import HealthCheck, given, settings
+        >>> @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=5, database=None)
+        ... @given(cases(max_rows=3))
+        ... def test_mine(case):
+        ...     eqcheck.assert_equivalent(eqcheck.load("eqspec"), case)
+        >>> test_mine()
     """
     claims = Claims(families, padding_sides, cache_states, checked(requires))
     return _cases(claims, Bounds(max_rows, max_prompt, max_new_tokens, max_draft_tokens))

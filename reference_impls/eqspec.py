@@ -27,6 +27,7 @@ import torch
 from transformers import DynamicCache
 
 import eqcheck
+from eqcheck.contract.cache_names import cache_argument
 
 from .serving import SAMPLING, Engine, Greedy, Row, chooser, decode
 
@@ -66,8 +67,8 @@ class AlignedModel:
             input_ids=torch.tensor(tokens, device=device),
             attention_mask=self.kept.long(),
             position_ids=torch.tensor(positions, device=device),
-            past_key_values=self.cache,
             use_cache=True,
+            **cache_argument(self.model, self.cache),
         )
         self.lengths = [n + len(block) for n, block in zip(self.lengths, blocks, strict=True)]
         first = [[(width if left else len(block)) - n] for block, n in zip(blocks, last, strict=True)]

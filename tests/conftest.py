@@ -1,22 +1,35 @@
-"""Marks the tests of the tiers (`tests/tiers.py`): ``-m "not rest and not long"`` is the quick one."""
+"""Settings of all tests here, and their three tiers, which markers in the files name.
+
+`make test` runs tests without a marker, `make test-all` those marked ``rest``, `make test-long` those marked ``long``.
+A function may take a second and a half of CPU in `make test`. Of one with many parameters ``tiers(quick=3, rest=8)``
+leaves the first three there, gives the next eight to `make test-all`, and what is left to `make test-long`.
+"""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
+from collections import Counter
 
 import pytest
+from hypothesis import HealthCheck, settings
 
-# `tests/conformance` lies below, and is run from other projects too: nothing of this folder is imported here.
-collect_ignore = ["conftest.py"]  # as a module for doctests it would be taken for that of `browser`
-TIERS = {
-    marker: frozenset(json.loads(Path(__file__).with_name(name).read_text()))
-    for marker, name in (("rest", "tiers.json"), ("long", "long.json"))
-}
+# A busy machine is slow, and no test here is about its speed.
+settings.register_profile("eqcheck", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("eqcheck")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    met = Counter[str]()
     for item in items:
-        for marker, names in TIERS.items():
-            if item.nodeid in names:
-                item.add_marker(marker)
+        if divided := item.get_closest_marker("tiers"):
+            function = item.nodeid.partition("[")[0]
+            tier = tier_of(met[function], **divided.kwargs)
+            met[function] += 1
+            if tier:
+                item.add_marker(tier)
+
+
+def tier_of(number: int, quick: int, rest: int) -> str:
+    """The marker of a function's parameters with this number; none where they are in `make test`."""
+    if number < quick:
+        return ""
+    return "rest" if number < quick + rest else "long"

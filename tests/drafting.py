@@ -16,6 +16,7 @@ from eqcheck.catalogue.engines.batch import Holes, Realigned, RolledBack
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows, left_padded
 from eqcheck.catalogue.engines.lines import Continuous
 from eqcheck.catalogue.engines.rows import PerRow, Uncached
+from eqcheck.contract.cache_names import cache_of
 from eqcheck.contract.decoders import Request
 from eqcheck.decoding.harness import run
 from eqcheck.oracle.check import judge
@@ -147,7 +148,7 @@ class Twice:
         return getattr(self.model, name)
 
     def __call__(self, **given: Any) -> Any:
-        if self.again(given.get("past_key_values")):
+        if self.again(cache_of(given)):
             self.model(**copy.deepcopy(given))
         return self.model(**given)
 

@@ -285,6 +285,7 @@ def named(found: Abduced | None) -> str:
 
 
 @pytest.mark.parametrize(("decoder", "fingerprint"), PLANTED, ids=lambda given: getattr(given, "__name__", ""))
+@pytest.mark.tiers(quick=1, rest=6)
 def test_a_planted_edit_is_named(models: tuple[Any, Any], decoder: type[Decoder], fingerprint: str) -> None:
     case = case_of()
     outputs = decoder(*models, case).decode()
@@ -300,6 +301,7 @@ def test_a_planted_edit_is_named(models: tuple[Any, Any], decoder: type[Decoder]
 
 
 @pytest.mark.parametrize("decoder", [OverAccepting, LastColumn, Dropping])
+@pytest.mark.tiers(quick=1, rest=2)
 def test_a_wrong_commit_is_named_in_a_single_row(models: tuple[Any, Any], decoder: type[Decoder]) -> None:
     case = case_of(prompts=PROMPTS[:1])
     found = abduce(Evidence(*models, case, decoder(*models, case).decode()))
@@ -318,6 +320,7 @@ def test_right_outputs_have_no_explanation(models: tuple[Any, Any], seed: int) -
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.tiers(quick=3, rest=4)
 def test_random_tokens_have_no_explanation(models: tuple[Any, Any], seed: int, count: int) -> None:
     draw = random.Random(seed)
     case = case_of(prompts=PROMPTS[:2], max_new_tokens=12)
@@ -327,6 +330,7 @@ def test_random_tokens_have_no_explanation(models: tuple[Any, Any], seed: int, c
     assert abduce(Evidence(*models, case, outputs)) is None
 
 
+@pytest.mark.rest
 def test_an_edit_that_would_make_a_right_row_wrong_is_no_explanation(models: tuple[Any, Any]) -> None:
     case = case_of()
     right = [ModelTruth(models[0]).row(row) for row in case.rows]
@@ -337,6 +341,7 @@ def test_an_edit_that_would_make_a_right_row_wrong_is_no_explanation(models: tup
     assert found is None or found.search.edit != "pads-seen"
 
 
+@pytest.mark.rest
 def test_only_the_rows_asked_for_are_explained(models: tuple[Any, Any]) -> None:
     case = case_of()
     outputs = PadsSeen(*models, case).decode()

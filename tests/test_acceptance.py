@@ -77,6 +77,7 @@ def lost(engine: Any, kind: str, *told: str) -> dict[str, tuple[int, int]]:
 
 @pytest.mark.parametrize("told", ["rounds", "accepted"])
 @pytest.mark.parametrize(("engine", "kind"), [(PagedEngine, "window"), (RingEngine, "mistral")])
+@pytest.mark.rest
 def test_right_engines_lose_nothing(engine: Any, kind: str, told: str) -> None:
     places = lost(engine, kind, told)
     kept, due = losses.total(places)
@@ -85,6 +86,7 @@ def test_right_engines_lose_nothing(engine: Any, kind: str, told: str) -> None:
 
 
 @pytest.mark.parametrize("told", ["rounds", "accepted"])
+@pytest.mark.rest
 def test_a_stale_draft_in_later_slots_is_told_with_its_rows(told: str) -> None:
     places = lost(StalePaged, "window", told)
     kept, due = losses.total(places)
@@ -96,6 +98,7 @@ def test_a_stale_draft_in_later_slots_is_told_with_its_rows(told: str) -> None:
         assert places["row 1"][0] < places["row 1"][1]
 
 
+@pytest.mark.rest
 def test_a_draft_token_less_in_each_round_is_told_with_its_position() -> None:
     places = lost(ShortRing, "mistral", "rounds")
     ks = {played(ShortRing, "mistral", number)[0].num_draft_tokens for number in CASES}
@@ -188,6 +191,7 @@ def sampled(greedily: bool, proposed: int, cases: int = 12) -> Counter[str]:
     return counts
 
 
+@pytest.mark.rest
 def test_in_sampled_rows_each_greedy_draft_token_of_the_text_is_due() -> None:
     places = losses.due(sampled(greedily=True, proposed=0))
     assert set(places) == {"sampled rows"}
@@ -195,6 +199,7 @@ def test_in_sampled_rows_each_greedy_draft_token_of_the_text_is_due() -> None:
     assert kept == due > 20
 
 
+@pytest.mark.rest
 def test_a_draft_token_less_shows_in_sampled_rows_too() -> None:
     places = losses.due(sampled(greedily=True, proposed=1))
     kept, due = losses.total(places)
@@ -202,6 +207,7 @@ def test_a_draft_token_less_shows_in_sampled_rows_too() -> None:
     assert len(losses.warnings(places)) == 1
 
 
+@pytest.mark.rest
 def test_of_drawn_drafts_nothing_is_known() -> None:
     counts = sampled(greedily=False, proposed=0)
     assert counts["due sampled rows drawn"] > 10
@@ -216,6 +222,7 @@ losing = next(fault for fault in FAULTS if fault.component == "draft" and fault.
 LIMITED = ["--cases", "40", "--no-corpus", "--max-draft-loss"]
 
 
+@pytest.mark.rest
 def test_an_audit_fails_where_more_is_lost_than_may_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,6 +238,7 @@ def test_an_audit_fails_where_more_is_lost_than_may_be(
     assert main(["audit", "eqspec", *LIMITED, "0%"]) == 0
 
 
+@pytest.mark.rest
 def test_a_limit_that_nothing_is_known_of_is_inconclusive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

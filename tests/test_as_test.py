@@ -52,7 +52,7 @@ def printed(path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> Any:
     compile(text, "test", "exec")
     assert max(map(len, text.splitlines())) <= 120
     assert text.count("eqcheck.assert_equivalent(") == 1
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"__file__": str(Path.cwd() / "test_pasted.py")}
     exec(text, found)
     (name,) = (name for name in found if name.startswith("test_"))
     return found[name], text
@@ -76,6 +76,7 @@ ON_LLAMA = Case(
 )
 
 
+@pytest.mark.long
 def test_pytest_runs_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _, text = printed(SHOWCASE, capsys)
     (tmp_path / "test_pasted.py").write_text(text)
@@ -88,6 +89,7 @@ def test_pytest_runs_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("kind", ["transparent", "real target", "real target in bfloat16", "sequence"])
+@pytest.mark.tiers(quick=2, rest=1)
 def test_it_fails_on_the_wrong_decoder_and_passes_on_a_right_one(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,9 +107,46 @@ def test_it_fails_on_the_wrong_decoder_and_passes_on_a_right_one(
     function, text = printed(path, capsys, *again)
     with pytest.raises(Violation, match=rf"^{fingerprint}: "):
         function()
-    assert f"It was {fingerprint} on this case" in text
+    assert f"This case showed {fingerprint} with eqcheck " in text
     function, _ = printed(path, capsys, "--adapter", right)
     function()
+
+
+@pytest.mark.rest
+def test_the_test_runs_where_the_project_was_moved_to(tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    """In CI the project lies in another folder: no path of this machine may be in the test."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    (here / "engines").mkdir(parents=True)
+    (here / "engines" / "mine.py").write_text(LEAKS)
+    monkeypatch.chdir(here)
+    path = written(here / "case.json", SEQUENCE, str(here / "engines" / "mine.py") + ":Leaks", "state/x")
+    for words in ([], ["--adapter", "engines/mine.py:Leaks"]):
+        assert cli.main(["replay", str(path), "--as-test", *words]) == 0
+        text = capsys.readouterr().out
+        assert str(tmp_path) not in text
+    here.rename(there)
+    (there / "tests").mkdir()
+    (there / "tests" / "test_pasted.py").write_text(text)
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(there / "tests")]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout
+    assert "eqcheck.Violation: state/leaks-from-earlier-request" in done.stdout
+
+
+def test_what_explanations_name_is_printed_though_it_is_as_usual(tmp_path: Path, capsys: Any) -> None:
+    _, text = printed(written(tmp_path / "case.json", Case(prompts=((1,),)), "eqspec", "mask/window"), capsys)
+    for name in ("max_new_tokens", "num_draft_tokens", "accepts", "eos_token_ids", "pad_token_id"):
+        assert f"        {name}=" in text
+
+
+def test_printing_a_test_imports_no_torch() -> None:
+    code = f"""
+import sys
+from eqcheck.cli import main
+assert main(["replay", {str(SHOWCASE)!r}, "--as-test"]) == 0
+sys.exit(bool({{"torch", "transformers", "numpy"}} & set(sys.modules)))
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.DEVNULL).returncode == 0
 
 
 OPTIONS = RowOptions(4, temperature=1.0)
@@ -145,7 +184,8 @@ def test_code_that_only_the_file_names_is_printed_and_said_to_be_imported(
         assert f"# The case file names this code, which the test imports: {json.dumps(spec)}" in text
     _, text = printed(tmp_path / "case.json", capsys, "--adapter", "mine.py:Leaks")
     assert "The case file names" not in text
-    assert f"eqcheck.load({json.dumps(str(Path('mine.py').resolve()) + ':Leaks')})" in text
+    assert 'place = "mine.py"' in text
+    assert 'eqcheck.load(str(file) + ":Leaks")' in text
     assert cli.main(["replay", str(SHOWCASE), "--as-test", "-v"]) == 4
     assert "--as-test prints a test and decodes nothing" in capsys.readouterr().err
 
@@ -156,7 +196,7 @@ def test_no_text_of_a_file_becomes_code(tmp_path: Path, capsys: pytest.CaptureFi
     path = written(tmp_path / "case.json", Case(prompts=((1,),)), "eqspec", hostile)
     function, _ = printed(path, capsys)
     function()
-    assert str(function.__doc__).startswith(f"It was {hostile} on this case")
+    assert str(function.__doc__).startswith(f"This case showed {hostile} with eqcheck ")
 
 
 def test_the_literals_are_the_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,12 +208,13 @@ def test_the_literals_are_the_case(tmp_path: Path, capsys: pytest.CaptureFixture
         path = tmp_path / "bare.json"
         path.write_text(json.dumps(case.to_dict()))
         _, text = printed(path, capsys, "--adapter", "eqspec")
-        literal = text[text.index("eqcheck.Case(") : text.index("    eqcheck.assert_equivalent")]
+        literal = text[text.index("eqcheck.Case(") : text.index("    decoder = ")]
         import eqcheck
 
         assert eval(literal, {"eqcheck": eqcheck}) == case
 
 
+@pytest.mark.long
 def test_a_pipe_that_closes_loses_neither_the_page_nor_the_exit_code(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     words = [sys.executable, "-m", "eqcheck.cli", "replay", "-v", str(SHOWCASE), "--html", str(page)]

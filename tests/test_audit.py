@@ -89,6 +89,7 @@ MISBEHAVIOUR: dict[str, tuple[Generate, str]] = {
 
 
 @pytest.mark.parametrize("name", MISBEHAVIOUR)
+@pytest.mark.tiers(quick=4, rest=6)
 def test_misbehaviour_is_reported_and_the_audit_goes_on(name: str) -> None:
     generate, fingerprint = MISBEHAVIOUR[name]
     result = audit(made(generate), Options(cases=8))
@@ -150,6 +151,7 @@ def asleep(target: Any, draft: Any, request: Request) -> Rows:
 
 
 @pytest.mark.parametrize("generate", [endless, endless_and_deaf, asleep])
+@pytest.mark.tiers(quick=1, rest=0)
 def test_decoders_that_do_not_end_are_given_up_after_three(generate: Generate) -> None:
     timeout = 0.2 if generate is asleep else 60.0
     result = audit(made(generate), Options(cases=20, case_timeout=timeout))
@@ -175,6 +177,7 @@ def test_answers_that_do_not_repeat_are_inconclusive(wrong: Generate) -> None:
     assert counts["violation"] == 0
 
 
+@pytest.mark.long
 def test_a_seed_gives_the_same_report_and_another_seed_other_cases(tmp_path: Path) -> None:
     mine = made(changed(shortened))
     first, second, other = (audit(mine, Options(cases=60, seed=seed)) for seed in (3, 3, 4))
@@ -184,6 +187,7 @@ def test_a_seed_gives_the_same_report_and_another_seed_other_cases(tmp_path: Pat
     assert len(cases - others) > 50
 
 
+@pytest.mark.long
 def test_jobs_do_not_change_the_report(tmp_path: Path) -> None:
     alone, together = (audit(registry.load("hf_pr"), Options(cases=60, jobs=jobs)) for jobs in (1, 2))
     assert together.outcomes == alone.outcomes
@@ -234,6 +238,7 @@ def one_row_of_many(rows: Rows, request: Request) -> Rows:
 
 @pytest.mark.parametrize(("change", "rows"), [(shortened, 1), (one_row_of_many, 2)])
 @pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.tiers(quick=1, rest=1)
 def test_minimised_case(change: Callable[[Rows, Request], Rows], rows: int, seed: int) -> None:
     generate = changed(change)
     (violation,) = audit(made(generate), Options(cases=30, seed=seed)).violations
@@ -247,6 +252,7 @@ def test_minimised_case(change: Callable[[Rows, Request], Rows], rows: int, seed
     assert violation.explanation.fingerprint == violation.fingerprint
 
 
+@pytest.mark.rest
 def test_coverage_of_a_decoder_that_never_drafts() -> None:
     result = audit(made(one_row), Options(cases=60))
     assert result.verdict == "equivalent"
@@ -258,6 +264,7 @@ def test_coverage_of_a_decoder_that_never_drafts() -> None:
     assert "ragged_prompts" not in warning
 
 
+@pytest.mark.long
 def test_coverage_of_a_decoder_that_does_all() -> None:
     result = audit(registry.load("eqspec"), Options(cases=60))
     assert result.verdict == "equivalent"
@@ -270,6 +277,7 @@ def stopping(target: Any, draft: Any, request: Request) -> Rows:
 
 
 @pytest.mark.parametrize("last", [9, CHUNK + 9])
+@pytest.mark.tiers(quick=1, rest=1)
 def test_interrupt_keeps_what_there_is(last: int) -> None:
     calls = count(1)
 
@@ -304,6 +312,7 @@ def test_known_violations() -> None:
     assert result.unknown == result.violations != []
 
 
+@pytest.mark.rest
 def test_class_is_opened_and_closed_once_and_its_note_is_a_warning() -> None:
     log: list[str] = []
 
@@ -327,6 +336,7 @@ def test_class_is_opened_and_closed_once_and_its_note_is_a_warning() -> None:
     assert (log[0], log[-1], log.count("open"), log.count("close")) == ("open", "close", 1, 1)
 
 
+@pytest.mark.rest
 def test_decoder_without_spec_runs_in_one_process_and_reports_progress() -> None:
     events: list[Event] = []
     result = audit(made(one_row), Options(cases=CHUNK + 10, jobs=2), events.append)

@@ -71,6 +71,7 @@ def test_prompts_are_the_same_every_time_and_mixed(models: Pair, workload: Workl
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.6, 1.0])
+@pytest.mark.tiers(quick=1, rest=2)
 def test_acceptance_is_what_was_dictated_in_every_engine(workload: Workload, rate: float) -> None:
     """The draft finds its place in every kind of cache: engines of different build accept the same tokens."""
     found = {}
@@ -189,6 +190,7 @@ def test_latency_counts_the_wait_for_a_place(workload: Workload, monkeypatch: py
 
 
 @pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.tiers(quick=1, rest=2)
 def test_rows_sampled_at_the_lowest_temperature_have_the_rounds_of_greedy_ones(
     name: str, workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +229,7 @@ def test_a_slow_sampler_has_a_low_ratio(workload: Workload, monkeypatch: pytest.
         assert ratio < 0.7
 
 
+@pytest.mark.rest
 def test_a_wrong_sampler_has_no_ratio(small: Scale, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told of, for each way of sampling in which it is wrong; the other ways and greedy rows are right."""
     sampling = __import__("importlib").import_module("eqcheck.reference_impls.serving.sampling")
@@ -281,6 +284,7 @@ def small(models: Pair, monkeypatch: pytest.MonkeyPatch) -> Scale:
     )
 
 
+@pytest.mark.long
 def test_bench(small: Scale, tmp_path: Path) -> None:
     """Speeds of right tokens are shown, those of wrong ones are not, and a decoder of one row is timed with one."""
     decoders = [*map(registry.load, ("eqspec", "ragged", "transformers")), Decoder("off", _last_token_wrong)]
@@ -345,6 +349,7 @@ class _Late:
             yield prompt
 
 
+@pytest.mark.rest
 def test_an_engine_that_fails_when_prompts_arrive_does_not_end_the_run(
     small: Scale, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,6 +361,7 @@ def test_an_engine_that_fails_when_prompts_arrive_does_not_end_the_run(
     assert re.search(r"late .* failed +failed", tables(found))
 
 
+@pytest.mark.long
 def test_bench_command(small: Scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(bench_run, "QUICK", small)
     command = ["bench", "--quick", "--adapter", "ragged", "--out", str(tmp_path / "out"), "--json"]

@@ -96,6 +96,7 @@ def exceeds(bet: Bet, bound: float, seeds: range) -> bool:
 
 
 @pytest.mark.parametrize("part", range(5))
+@pytest.mark.tiers(quick=0, rest=1)
 def test_no_alternative_has_a_mean_above_1(part: int) -> None:
     names = [*ALTERNATIVES, *PAIRS]
     for seed in range(part * 100, part * 100 + 100):
@@ -143,6 +144,7 @@ def furthest_look_ahead(bet: Bet, seed: int) -> float:
     return furthest
 
 
+@pytest.mark.rest
 def test_a_bet_knows_nothing_of_what_comes_later() -> None:
     assert max(furthest_look_ahead(every_bet, seed) for seed in range(200)) < 1e-12
 
@@ -199,11 +201,13 @@ def not_merged(row: SampledRow, earlier: Sequence[SampledRow]) -> Floats:
 
 
 @pytest.mark.parametrize("invalid", [peeking, choosing, skipping, its_own_pair, not_merged])
+@pytest.mark.tiers(quick=1, rest=4)
 def test_a_bet_that_is_none_is_seen(invalid: Bet) -> None:
     assert exceeds(invalid, 1.01, range(100))
 
 
 @pytest.mark.parametrize("name", dict.fromkeys(law for law in LAWS if not law[0].startswith("pit")))
+@pytest.mark.tiers(quick=1, rest=28)
 def test_a_law_that_peeks_is_seen(name: tuple[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
     def peeks(row: SampledRow, earlier: Sequence[SampledRow] = ()) -> dict[tuple[str, float], Floats]:
         found = laws(row, earlier)
@@ -305,6 +309,7 @@ def gain(name: str, law: Callable[[Floats, Floats, Floats, Floats], Floats], row
 
 
 @pytest.mark.parametrize("name", [name for name in ALTERNATIVES if not name.startswith(("pit", "coin"))])
+@pytest.mark.tiers(quick=5, rest=19)
 def test_a_law_earns_where_it_is_followed_and_not_where_it_is_not(name: str) -> None:
     base = name.split(":")[0]
     rows, n = (400, 3) if base in ("first-argmax", "first-raw") else (20, 200)
@@ -313,6 +318,7 @@ def test_a_law_earns_where_it_is_followed_and_not_where_it_is_not(name: str) -> 
 
 
 @pytest.mark.parametrize("name", [name for name in ALTERNATIVES if name.startswith("pit")])
+@pytest.mark.tiers(quick=4, rest=14)
 def test_a_pit_bet_earns_where_uniforms_are_tilted(name: str) -> None:
     assert name.startswith("pit-")
     order, degree, tilt = name.removeprefix("pit-").replace(":", "-", 1).split("-", 2)
@@ -386,12 +392,14 @@ def shared_coins(name: str, shared: bool, cases: int = 300) -> float:
 
 
 @pytest.mark.parametrize("name", [name for name in PAIRS if name.startswith("shared-coin")])
+@pytest.mark.tiers(quick=0, rest=3)
 def test_a_bet_on_coins_earns_where_rows_share_them(name: str) -> None:
     assert shared_coins(name, True) > np.log(1e6)
     assert shared_coins(name, False) < np.log(1e3)
 
 
 @pytest.mark.parametrize("name", [name for name in PAIRS if not name.startswith("shared-coin")])
+@pytest.mark.tiers(quick=10, rest=13)
 def test_a_pair_bet_earns_where_noise_is_shared(name: str) -> None:
     kinds = {
         "twin-equal": "race",

@@ -143,6 +143,7 @@ def test_no_process_is_left_behind_by_a_hanging_decoder(engine: Decoder) -> None
     assert not _alive(group)
 
 
+@pytest.mark.long
 def test_a_worker_ends_when_its_parent_is_killed(engine: Decoder, tmp_path: Path) -> None:
     program = (
         "import sys\nfrom eqcheck.contract import registry\n"
@@ -232,6 +233,7 @@ def measure() -> dict[str, float]:
     }
 
 
+@pytest.mark.rest
 def test_the_checkpoint_is_varied_sensitive_and_partly_agreed_on() -> None:
     figures = measure()
     assert figures["distinct"] > 24  # of 32 new tokens
@@ -334,6 +336,7 @@ def test_a_case_is_what_it_was_after_a_round_trip_and_malformed_ones_are_refused
             EngineCase.from_dict(broken)
 
 
+@pytest.mark.rest
 def test_cases_stay_within_the_capabilities_and_reach_each_of_them() -> None:
     for case in islice(EngineCases(1, ()).cases(), 20):
         assert set(needs(case)) <= {"eos-token-ids"}

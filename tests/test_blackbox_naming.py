@@ -102,6 +102,7 @@ def told(found: list[Seen], *earned: tuple[str, float]) -> Named | None:
         ("bonus-column", rejection(bonus=lambda p, t: p[max(t - 1, 0)])),
     ],
 )
+@pytest.mark.tiers(quick=0, rest=1)
 def test_a_fault_is_named_by_what_fits_best(kind: str, decide: Callable[..., tuple[list[int], bool]]) -> None:
     found = rows(decide)
     name = told(found)
@@ -109,11 +110,13 @@ def test_a_fault_is_named_by_what_fits_best(kind: str, decide: Callable[..., tup
     assert name.kind == kind
 
 
+@pytest.mark.rest
 def test_nothing_is_named_where_the_rows_are_right() -> None:
     found = rows(rejection())
     assert told(found) is None
 
 
+@pytest.mark.rest
 def test_nothing_is_named_where_the_tokens_come_from_elsewhere() -> None:
     def stray(rng: np.random.Generator, p: Floats, q: Floats, t: int, last: bool) -> tuple[list[int], bool]:
         law = 0.6 * p[t] + 0.4 * p[(t + 7) % N]
@@ -125,6 +128,7 @@ def test_nothing_is_named_where_the_tokens_come_from_elsewhere() -> None:
     assert name is None or name.kind == "stray-law"
 
 
+@pytest.mark.long
 def test_a_bet_that_earns_as_much_leaves_no_name() -> None:
     found = rows(rejection(correction=lambda p, q: p))
     best = max(gain for gain, _ in Hidden(found).likelihoods())

@@ -42,6 +42,7 @@ def within(spare: float, batch_size: int = 8, engine: Any = Ragged) -> Any:
 
 @pytest.mark.parametrize("engine", [Ragged, Tree])
 @pytest.mark.parametrize("spare", [0.0, 0.5, 1.2, 3.0])
+@pytest.mark.tiers(quick=1, rest=2)
 def test_the_tokens_are_the_targets_in_any_budget(spare: float, engine: Any) -> None:
     source = Source(5, FAMILIES, ("left", "right"), ("empty", "chunked", "late-rows", "pads-nan"))
     for case in source.chunk(0)[::2]:
@@ -51,6 +52,7 @@ def test_the_tokens_are_the_targets_in_any_budget(spare: float, engine: Any) -> 
 
 @pytest.mark.parametrize("engine", [Ragged, Tree])
 @pytest.mark.parametrize("spare", [0.0, 1.2])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_no_more_is_ever_alive_than_was_given(spare: float, engine: Any) -> None:
     for case in Source(6, FAMILIES, ("left",), ("empty",)).chunk(0):
         longest = max(map(len, case.prompts)) + case.max_new_tokens

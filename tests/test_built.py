@@ -48,6 +48,7 @@ def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return request.param, folder
 
 
+@pytest.mark.tiers(quick=6, rest=4)
 def test_a_checkpoint_has_the_bytes_that_are_written_down(saved: tuple[str, Path]) -> None:
     """A checkpoint that is meant to change gets the digest that this test prints."""
     name, folder = saved
@@ -56,6 +57,7 @@ def test_a_checkpoint_has_the_bytes_that_are_written_down(saved: tuple[str, Path
 
 
 @torch.no_grad()
+@pytest.mark.tiers(quick=4, rest=2)
 def test_the_function_is_that_of_the_model_in_float64_and_bfloat16(saved: tuple[str, Path]) -> None:
     name, folder = saved
     options = {"experts_implementation": "eager"} if name == "moe" else {}
@@ -89,6 +91,7 @@ def test_each_read_scores_more_than_the_next_and_the_last_more_than_all_others(r
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.tiers(quick=7, rest=4)
 def test_a_draft_agrees_in_its_share_of_contexts(name: str) -> None:
     row = [*ROWS[0][:5], *shuffled(CODES, "each id once")]
     right = built(name).function.choices(row)[-CODES:]

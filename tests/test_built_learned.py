@@ -28,6 +28,7 @@ def loaded(folder: tuple[str, Path], dtype: torch.dtype, **options: Any) -> Any:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @torch.no_grad()
+@pytest.mark.tiers(quick=3, rest=2)
 def test_a_model_says_what_its_function_says_with_a_margin(folder: tuple[str, Path], dtype: torch.dtype) -> None:
     logits = loaded(folder, dtype)(torch.tensor(TEXTS[:1])).logits[0].double()
     best, second = logits.topk(2).values.T
@@ -36,6 +37,7 @@ def test_a_model_says_what_its_function_says_with_a_margin(folder: tuple[str, Pa
 
 
 @torch.no_grad()
+@pytest.mark.tiers(quick=2, rest=1)
 def test_padded_rows_with_a_cache_in_blocks_emit_the_same(folder: tuple[str, Path]) -> None:
     function = built(folder[0]).draft(0.5).function
     model, lengths = loaded(folder, torch.bfloat16, attn_implementation="eager"), (60, 31, 1)

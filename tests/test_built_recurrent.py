@@ -36,6 +36,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return built(name).function, model.eval()
 
 
+@pytest.mark.tiers(quick=0, rest=1)
 def test_the_model_computes_the_function_in_blocks_of_five(case: tuple[Function, Any]) -> None:
     function, model = case
     cache, ids = transformers.DynamicCache(config=model.config), torch.tensor(ROWS)
@@ -46,6 +47,7 @@ def test_the_model_computes_the_function_in_blocks_of_five(case: tuple[Function,
     assert (logits.gather(-1, right)[..., 0] - others).min() > 0.9  # a wrong bit costs at least 1
 
 
+@pytest.mark.tiers(quick=3, rest=1)
 def test_rows_of_other_lengths_are_padded_on_the_left(case: tuple[Function, Any]) -> None:
     function, model = case
     ids, mask = torch.full((8, 72), 7), torch.zeros(8, 72, dtype=torch.long)
@@ -84,6 +86,7 @@ def with_states(cache: Any, other: Any, kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["conv_states", "recurrent_states"])
+@pytest.mark.tiers(quick=13, rest=1)
 def test_a_wrong_state_changes_the_rows(case: tuple[Function, Any], kind: str) -> None:
     function, model = case
     if model.dtype != torch.float32 or (kind == "recurrent_states" and not any(function.rules)):

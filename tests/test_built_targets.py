@@ -28,6 +28,7 @@ SEEN = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 0, 1, 1]])
 @pytest.mark.parametrize(
     ("decoder", "target"), [("eqspec", "full"), ("exspec", "built-mistral"), ("ragged", "built-qwen3")]
 )
+@pytest.mark.tiers(quick=0, rest=1)
 def test_right_decoders_are_equivalent_without_ties(decoder: str, target: str) -> None:
     found = audit(registry.load(decoder), Options(cases=8, families=families_of(target)))
     assert (found.verdict, found.tally.run) == ("equivalent", 8)
@@ -35,6 +36,7 @@ def test_right_decoders_are_equivalent_without_ties(decoder: str, target: str) -
 
 
 @pytest.mark.parametrize("number", ["K1-crop-to-max", "P1-positions-by-slot", "M1-no-mask", "T10-correction-twice"])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_faults_are_caught_and_named_in_bfloat16(number: str) -> None:
     fault = next(fault for fault in FAULTS if fault.id.startswith(number))
     found = audit(fault.decoder(), Options(cases=8, families=families_of("full")))

@@ -60,6 +60,7 @@ def test_model_is_the_function_over_calls(model: Any, name: str) -> None:
     assert chosen == built(name).function.choices(ids)
 
 
+@pytest.mark.tiers(quick=5, rest=1)
 def test_padded_rows_are_the_function(model: Any, name: str) -> None:
     rows = [prompt(name, count) for count in (1, 5, WINDOW - 1, WINDOW, WINDOW + 1, 90)]
     pads = [90 - len(row) for row in rows]

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import transformers
+from committed import committed
 
-SCRIPTS = sorted((Path(__file__).parents[1] / "reports" / "by_hand").glob("*.py"))
+SCRIPTS = committed("reports/by_hand/*.py")
 LINES, OF_TRANSFORMERS = 40, 25
 
 
@@ -21,6 +22,7 @@ def test_a_script_is_short_and_the_reports_name_it(script: Path) -> None:
 
 @pytest.mark.skipif(not transformers.__version__.startswith("5.23."), reason="the scripts name transformers 5.23")
 @pytest.mark.parametrize("name", [one.stem for one in SCRIPTS if one.stem.startswith("transformers_")])
+@pytest.mark.tiers(quick=9, rest=1)
 def test_a_script_of_transformers_shows_its_fault(name: str) -> None:
     script = next(one for one in SCRIPTS if one.stem == name)
     with pytest.raises(SystemExit) as ended:

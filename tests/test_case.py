@@ -64,6 +64,7 @@ quick = settings(max_examples=100, deadline=None, derandomize=True, database=Non
 
 @given(case=cases())
 @quick
+@pytest.mark.rest
 def test_round_trip_through_json(case: Case) -> None:
     read = Case.from_dict(json.loads(json.dumps(case.to_dict())))
     assert read == case
@@ -212,6 +213,7 @@ def test_what_is_no_tuple_is_refused(given: dict[str, Any]) -> None:
 
 @given(case=cases(max_rows=3, max_prompt=2, max_new_tokens=4, max_draft_tokens=2, families=("learned",)))
 @quick
+@pytest.mark.rest
 def test_drawn_cases_stay_within_the_bounds(case: Case) -> None:
     assert 1 <= len(case.prompts) <= 3
     assert all(1 <= len(prompt) <= 2 for prompt in case.prompts)
@@ -236,6 +238,7 @@ SMALLEST: dict[str, tuple[Callable[[Case], bool], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.tiers(quick=1, rest=4)
 def test_small_is_simple(name: str) -> None:
     condition, wanted = SMALLEST[name]
     unexplained = settings(max_examples=2000, phases=[Phase.generate, Phase.shrink], database=None, deadline=None)
@@ -245,6 +248,7 @@ def test_small_is_simple(name: str) -> None:
     assert dataclasses.replace(found, accepts=tuple(filter(None, found.accepts))) == smallest
 
 
+@pytest.mark.long
 def test_drawn_cases_cover_everything() -> None:
     raised: Counter[str] = Counter()
     eqspec = registry.load("eqspec").function
@@ -269,6 +273,7 @@ ROUNDS = st.lists(st.integers(0, 3), max_size=5).map(tuple)
 
 @given(family=st.sampled_from(FAMILIES), accepts=st.tuples(ROUNDS, ROUNDS))
 @settings(quick, max_examples=30)
+@pytest.mark.rest
 def test_the_table_dictates_what_is_accepted(family: str, accepts: tuple[tuple[int, ...], ...]) -> None:
     case = Case(((5, 7, 9), (3,)), max_new_tokens=24, num_draft_tokens=3, accepts=accepts, family=family)
     target, draft = models(case, truth_of(case))

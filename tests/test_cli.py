@@ -76,6 +76,7 @@ def read(path: Path) -> Any:
 
 
 @pytest.mark.parametrize(("name", "code"), [("good", 0), ("short", 1), ("raising", 1), ("fickle", 2)])
+@pytest.mark.tiers(quick=1, rest=1)
 def test_exit_code_and_verdict(work: Path, name: str, code: int) -> None:
     assert audited(name) == code
     verdict = read(work / "reports" / name / "report.json")["verdict"]
@@ -129,6 +130,7 @@ def test_summary_shows_the_explanation(work: Path, capsys: Printed) -> None:
 
 
 @pytest.mark.parametrize("name", ["short", "loud"])
+@pytest.mark.tiers(quick=1, rest=1)
 def test_json_prints_one_object_and_nothing_else(work: Path, name: str, capsys: Printed) -> None:
     audited(name, "--json")
     printed = capsys.readouterr().out
@@ -136,6 +138,7 @@ def test_json_prints_one_object_and_nothing_else(work: Path, name: str, capsys: 
     assert printed.count("\n") == 1
 
 
+@pytest.mark.rest
 def test_allow_known(work: Path) -> None:
     hf_pr = ("audit", "--adapter", "hf_pr", "--cases", "15")
     assert (eqcheck(*hf_pr), eqcheck(*hf_pr, "--allow-known")) == (1, 0)
@@ -144,6 +147,7 @@ def test_allow_known(work: Path) -> None:
     assert (audited("short", "--allow-known"), audited("fickle", "--allow-known")) == (1, 2)
 
 
+@pytest.mark.rest
 def test_several_adapters_get_a_report_each(work: Path, capsys: Printed) -> None:
     assert audited("good", "--adapter", "mine.py:short", "--families", "learned") == 1
     reports = [read(work / "reports" / name / "report.json") for name in ("good", "short")]
@@ -153,11 +157,13 @@ def test_several_adapters_get_a_report_each(work: Path, capsys: Printed) -> None
     assert "good: report in reports/good" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_without_adapter_every_shipped_decoder_is_audited(work: Path) -> None:
     assert eqcheck("audit", "--cases", "3") == 1
     assert sorted(path.parent.name for path in work.glob("reports/*/report.json")) == sorted(registry.self_contained())
 
 
+@pytest.mark.rest
 def test_replay_fails_then_is_fixed(work: Path, capsys: Printed) -> None:
     case = stored(work)
     capsys.readouterr()
@@ -173,6 +179,7 @@ def test_replay_fails_then_is_fixed(work: Path, capsys: Printed) -> None:
     assert "no such layer" in other
 
 
+@pytest.mark.rest
 def test_replay_says_where_the_report_is_of_another_version(work: Path, capsys: Printed) -> None:
     words = ("replay", str(stored(work)), "--adapter", "mine.py:short")
     eqcheck(*words)
@@ -191,6 +198,7 @@ def test_replay_of_a_bare_case_needs_an_adapter(work: Path, capsys: Printed) -> 
     assert eqcheck("replay", "case.json", "--adapter", "mine.py:short") == 1
 
 
+@pytest.mark.rest
 def test_replay_without_the_adapter_is_an_error(work: Path, capsys: Printed) -> None:
     case = stored(work)
     (work / "mine.py").unlink()
@@ -231,6 +239,7 @@ def test_malformed_case_file(work: Path, capsys: Printed, content: Any, what: st
     assert what in error
 
 
+@pytest.mark.rest
 def test_reproduce_survives_spaces(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (work / "my decoders").mkdir()
     (work / "mine.py").rename(work / "my decoders" / "it's mine.py")
@@ -285,6 +294,7 @@ def test_list_names_every_shipped_decoder(capsys: Printed) -> None:
     assert "left, right" in lines["eqspec"]
 
 
+@pytest.mark.long
 def test_hang_is_bounded_by_the_case_timeout_also_when_replayed(work: Path) -> None:
     (work / "slow.py").write_text("import time\n" + DECODERS.replace('print("decoding")', "time.sleep(3)"))
     assert eqcheck("audit", "--adapter", "slow.py:loud", "--case-timeout", "1s") == 1
@@ -293,6 +303,7 @@ def test_hang_is_bounded_by_the_case_timeout_also_when_replayed(work: Path) -> N
     assert eqcheck(*shlex.split(violation["reproduce"])[1:]) == 1
 
 
+@pytest.mark.long
 def test_interrupt_leaves_a_report(work: Path) -> None:
     command = [sys.executable, "-m", "eqcheck.cli", "audit", "--adapter", "eqspec", "--cases", "100000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
@@ -315,6 +326,7 @@ def test_an_engine_without_its_environment_is_a_usage_error(work: Path, capsys: 
     assert "--python /no/such/python: expected the Python of an environment" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_decoder_in_another_python_is_audited_and_its_case_replayed(
     work: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:

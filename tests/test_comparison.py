@@ -33,6 +33,7 @@ def planted(name: str) -> Decoder:
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@pytest.mark.tiers(quick=4, rest=1)
 def test_passes_a_right_decoder_and_fails_a_broken_one(method: Method) -> None:
     setting = method.settings[AS_USED]
     few = min(20, setting.prompts)

@@ -133,6 +133,7 @@ def test_lengths() -> None:
         assert cache.get_seq_length() == 0
 
 
+@pytest.mark.rest
 def test_the_library_keeps_its_own_methods() -> None:
     """Assisted generation crops by 0, which once meant to empty the cache."""
     theirs: dict[str, Any] = {"__name__": "transformers.generation.utils"}
@@ -238,6 +239,7 @@ def tuples(keep: int) -> Callable[[Any, Any, Request], list[list[int]]]:
     return generate
 
 
+@pytest.mark.rest
 def test_a_decoder_with_tuples() -> None:
     assert fingerprints(tuples(keep=0)) == {None}
     assert fingerprints(tuples(keep=0), families=("window", "mask-order", "slot-distance")) == {None}

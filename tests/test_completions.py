@@ -97,6 +97,7 @@ def audited(row: Row, cases: int = 60) -> Audit:
     return audit(made, Options(cases=cases, seed=1))
 
 
+@pytest.mark.rest
 def test_a_right_decoder_is_equivalent_and_stops_are_seen_to_end_rows() -> None:
     result = audited(right, 120)
     assert result.tally.statuses == {"equivalent": 120}
@@ -116,6 +117,7 @@ def test_a_right_decoder_is_equivalent_and_stops_are_seen_to_end_rows() -> None:
         (whole_blocks, "bookkeeping/usage"),
     ],
 )
+@pytest.mark.tiers(quick=0, rest=1)
 def test_a_fault_of_ends_is_named(row: Row, named: str) -> None:
     assert {finding.fingerprint for finding in audited(row).findings} == {named}
 
@@ -243,6 +245,7 @@ def _of_round(told: list[float], k: int) -> list[float]:
         (lambda told, k: told[:-1], {"crash/invalid-output:list"}),
     ],
 )
+@pytest.mark.tiers(quick=1, rest=1)
 def test_log_probabilities_are_the_targets_own_at_every_place(wrong: Any, named: set[str]) -> None:
     made = decoder(name="row", capabilities=("logprobs",))(with_logprobs(wrong))
     result = audit(made, Options(cases=40, seed=1))
@@ -285,6 +288,7 @@ def cancelling(wrong: str = "") -> Callable[[Any, Any, Request], list[list[int]]
 
 
 @pytest.mark.parametrize("wrong", ["", "too early", "neighbour", "draft kept"])
+@pytest.mark.tiers(quick=1, rest=1)
 def test_a_cancelled_row_is_the_beginning_of_the_right_one(wrong: str) -> None:
     result = audit(decoder(name="row", capabilities=("cancel",))(cancelling(wrong)), Options(cases=40, seed=1))
     named = {finding.fingerprint for finding in result.findings}

@@ -102,6 +102,7 @@ def test_ranges_are_put_together() -> None:
     ]
 
 
+@pytest.mark.rest
 def test_the_report_and_the_terminal_say_it(tmp_path: Path) -> None:
     def wrong_on_the_right(target: Any, draft: Any, request: Request) -> Rows:
         rows: Rows = right(target, draft, request)
@@ -125,6 +126,7 @@ def test_the_report_and_the_terminal_say_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [True, False])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_cases_that_fail_otherwise_are_not_taken_for_right(other: bool) -> None:
     """One fault hides the other on the left: what is left there is too little to say 'right padding only'."""
 

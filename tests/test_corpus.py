@@ -59,6 +59,7 @@ def stored(case: Case, fingerprint: str = SHORT, **more: Any) -> StoredViolation
     return StoredViolation(case, "mine", fingerprint, **more)
 
 
+@pytest.mark.rest
 def test_a_violation_is_stored_minimised_and_replayed_first(tmp_path: Path) -> None:
     first = audited(short_when_several, tmp_path)
     assert first.replayed == []
@@ -86,6 +87,7 @@ def test_a_stored_case_alone_makes_a_violation(tmp_path: Path) -> None:
     assert all(outcome.status == "equivalent" for outcome in result.outcomes)
 
 
+@pytest.mark.rest
 def test_a_case_that_no_longer_fails_is_kept(tmp_path: Path) -> None:
     audited(short_when_several, tmp_path)
     before = files(tmp_path)
@@ -130,6 +132,7 @@ def test_a_case_found_smaller_replaces_the_larger(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"format": "eqcheck-violation/9"}', "[]", "\0"])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_a_file_that_cannot_be_read_is_named_and_left_alone(tmp_path: Path, content: str) -> None:
     audited(short, tmp_path)
     (name,) = files(tmp_path)
@@ -164,6 +167,7 @@ def test_stale_temporary_files_are_removed_and_fresh_ones_are_not(tmp_path: Path
     assert not any("corpus" in warning for warning in result.warnings)
 
 
+@pytest.mark.rest
 def test_discoveries_are_kept_apart(tmp_path: Path) -> None:
     def short_on_learned(target: Any, draft: Any, request: Request) -> Rows:
         return (short if target.config.family == "learned" else right)(target, draft, request)
@@ -184,6 +188,7 @@ def audit_until_killed(root: str, started: str, seed: int) -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs SIGKILL")
+@pytest.mark.long
 def test_ten_kills_leave_every_case_whole_and_lose_none(tmp_path: Path) -> None:
     chance = random.Random()
     complete: set[str] = set()

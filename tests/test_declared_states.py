@@ -47,6 +47,7 @@ def told(generate: Any, case: Case) -> str:
 
 
 @pytest.mark.parametrize("good", {**GOOD, **SHIPPED}.values(), ids=lambda good: good.name)
+@pytest.mark.tiers(quick=1, rest=5)
 def test_right_builds_are_not_accused(good: Decoder) -> None:
     states = tuple(state for state in good.cache_states if state in STATES)
     cases = [case for case in drawn(states, good.families) if case.padding_side in good.padding_sides]
@@ -59,6 +60,7 @@ DECLARED = [fault for fault in PLANTED if fault.switch.startswith("S") and not f
 
 
 @pytest.mark.parametrize("fault", DECLARED, ids=lambda fault: fault.id)
+@pytest.mark.tiers(quick=1, rest=2)
 def test_what_is_ignored_is_named_with_what_was_seen(fault: Any) -> None:
     cases = [case for case in drawn(fault.cache_states, fault.families, 5) if case.padding_side == "left"]
     said = [text for text in (told(fault.decoder(), case) for case in cases) if text]
@@ -132,6 +134,7 @@ def test_what_is_said(state: str) -> None:
     assert verdict.explanation.detail == text
 
 
+@pytest.mark.long
 def test_an_audit_reports_it_and_replays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     states = ("empty", *STATES)
     result = audit(decoder(name="heedless", families=("rotary",), cache_states=states)(heedless), Options(cases=150))
@@ -269,6 +272,7 @@ def asked(prompts: tuple[tuple[int, ...], ...], **more: Any) -> Iterator[Case]:
 
 @pytest.mark.parametrize("prompts", [SHARED, PADS])
 @pytest.mark.parametrize("chunk", [1, 2, 3])
+@pytest.mark.tiers(quick=0, rest=2)
 def test_equal_prompts_and_pads_like_prompts_in_chunks(prompts: tuple[tuple[int, ...], ...], chunk: int) -> None:
     for case in asked(prompts, cache_state="chunked", prefill_chunk=chunk):
         for good in (with_chunks, packed_chunks):
@@ -280,6 +284,7 @@ def test_equal_prompts_and_pads_like_prompts_in_chunks(prompts: tuple[tuple[int,
 
 @pytest.mark.parametrize("prompts", [SHARED, PADS])
 @pytest.mark.parametrize("gap", [1, 7])
+@pytest.mark.tiers(quick=0, rest=2)
 def test_equal_prompts_and_pads_like_prompts_that_come_late(prompts: tuple[tuple[int, ...], ...], gap: int) -> None:
     for order in (range(len(prompts)), reversed(range(len(prompts)))):
         arrivals = tuple(1 + gap * place for place in order)
@@ -304,6 +309,7 @@ def test_pads_that_look_like_a_row_that_has_not_come() -> None:
 
 
 @pytest.mark.parametrize("prompts", [((5, 6, 7), (5, 6, 7)), ((5, 6, 5, 6, 1), (5, 6, 5)), ((5, 5, 5), (5, 5, 5, 5))])
+@pytest.mark.rest
 def test_prefixes_that_come_again(prompts: tuple[tuple[int, ...], ...]) -> None:
     for length in (1, 2):
         for case in asked(prompts, cache_state="prefix", prefix_length=length):
@@ -313,6 +319,7 @@ def test_prefixes_that_come_again(prompts: tuple[tuple[int, ...], ...]) -> None:
                     assert (good.name, told(good, case)) == (good.name, "")
 
 
+@pytest.mark.long
 def test_a_draft_fed_like_another_prompt_is_none() -> None:
     """Row 1's prompt is row 0's with a token more, which the draft proposes for row 0 before row 1 has come."""
     for token in range(0, 128, 3):

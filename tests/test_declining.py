@@ -184,6 +184,7 @@ def test_too_many_declined_is_vacuous() -> None:
         ("cache state prefix", {"cache_states": ("empty", "prefix")}),
     ],
 )
+@pytest.mark.tiers(quick=2, rest=1)
 def test_a_claim_of_which_all_is_declined_is_vacuous(what: str, claims: Any) -> None:
     def picky(target: Any, draft: Any, request: Request) -> Rows:
         if target.config.family == "learned" and "families" in claims:
@@ -229,6 +230,7 @@ def test_a_violation_among_declined_cases_is_found_and_replayed(work: Path, caps
     assert "DECLINED: declared: it requires batch-1, equal-lengths" in capsys.readouterr().out
 
 
+@pytest.mark.rest
 def test_a_stored_case_that_is_declined_now_is_kept(work: Path) -> None:
     wrong = (
         DECODERS
@@ -287,6 +289,7 @@ def test_assert_equivalent_says_so() -> None:
         over(sampled_from(paired))()
 
 
+@pytest.mark.long
 def test_on_the_pair() -> None:
     declined = on_pair(made(alone))
     assert (declined.rows, declined.equivalent, declined.wrong) == (0, 0, False)
@@ -301,6 +304,7 @@ def test_on_the_pair() -> None:
 
 
 @pytest.mark.parametrize("name", REQUIREMENTS)
+@pytest.mark.tiers(quick=1, rest=5)
 def test_what_is_required_is_drawn_and_said(name: str, tmp_path: Path) -> None:
     def strict(target: Any, draft: Any, request: Request) -> Rows:
         assert unmet(request, (name,)) == []
@@ -333,6 +337,7 @@ def laws(pytester: pytest.Pytester, name: str, *more: str) -> pytest.RunResult:
 SEVERAL = ("test_batch_mates", "test_row_permutation", "test_padding")
 
 
+@pytest.mark.rest
 def test_laws_pass_over_what_is_declined(pytester: pytest.Pytester) -> None:
     result = laws(pytester, "alone")
     result.assert_outcomes(passed=7, skipped=7)
@@ -343,6 +348,7 @@ def test_laws_pass_over_what_is_declined(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["test_solo_equivalence* of * cases passed over: one row at a time (*"])
 
 
+@pytest.mark.long
 def test_laws_keep_to_what_is_required(pytester: pytest.Pytester) -> None:
     result = laws(pytester, "declared")
     result.assert_outcomes(passed=7, skipped=7)
@@ -354,12 +360,14 @@ def test_laws_keep_to_what_is_required(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["test_eos_placement*: skipped: no case with an EOS id *: it requires no-eos (*"])
 
 
+@pytest.mark.long
 def test_laws_say_what_they_passed_over_in_several_processes(pytester: pytest.Pytester) -> None:
     result = laws(pytester, "declared", "-n", "1", "-k", "padding")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["test_padding*: skipped: no case with padding was decoded; *"])
 
 
+@pytest.mark.long
 def test_laws_test_nothing_where_all_is_declined(pytester: pytest.Pytester) -> None:
     result = laws(pytester, "never")
     result.assert_outcomes(skipped=14)
@@ -367,6 +375,7 @@ def test_laws_test_nothing_where_all_is_declined(pytester: pytest.Pytester) -> N
     assert result.ret == 5
 
 
+@pytest.mark.rest
 def test_laws_fail_all_the_same(pytester: pytest.Pytester) -> None:
     # One fault fails once: the laws that fail by it, too, say so and are skipped.
     laws(pytester, "alone_and_wrong").assert_outcomes(failed=1, passed=1, skipped=12)

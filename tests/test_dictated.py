@@ -140,6 +140,7 @@ def test_what_is_wrong_with_right_rows_is_told_as_what_it_is(engine: Engine, sai
     assert [what for what in (OTHERS, LOST, NONE) if any(what in warning for warning in found.warnings)] == said
 
 
+@pytest.mark.long
 def test_a_rejected_draft_that_is_emitted_is_named() -> None:
     found = _decoded(Trusting(), 6)
     function = checkpoint("full").built
@@ -167,6 +168,7 @@ def echo(target, draft, request):
         assert echo.try_case(wrong).wrong[0].first == 2
 
 
+@pytest.mark.rest
 def test_drafts_are_the_targets_tokens_but_where_a_round_ends() -> None:
     for case in _cases(6):
         k = case.num_draft_tokens

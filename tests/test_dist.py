@@ -39,6 +39,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.rest
 def test_the_sdist_has_what_one_needs_to_test_and_nothing_large(dist: Path) -> None:
     (sdist,) = dist.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
@@ -55,6 +56,7 @@ def test_the_sdist_has_what_one_needs_to_test_and_nothing_large(dist: Path) -> N
 
 
 @pytest.mark.parametrize("tool", CHECKS)
+@pytest.mark.rest
 def test_the_checks_pass_and_can_fail(tool: str, dist: Path, tmp_path: Path) -> None:
     pytest.importorskip(tool, reason="needs the packages of eqcheck[dev]")
     (wheel,) = dist.glob("*.whl")
@@ -87,6 +89,7 @@ def test_links_of_the_description_lead_to_the_repository(dist: Path) -> None:
     assert [link for link in links if "/raw/" in link and link.endswith(".png")], "a picture, not the page that has it"
 
 
+@pytest.mark.rest
 def test_the_version_is_the_same_everywhere(dist: Path) -> None:
     version = eqcheck.__version__
     assert {path.name for path in dist.iterdir()} == {

@@ -40,6 +40,7 @@ def audit(folder: Path, adapter: str, *words: str) -> subprocess.CompletedProces
 
 
 @pytest.mark.parametrize("adapter", ["bridge.py", "paged_bridge.py", "text_bridge.py"])
+@pytest.mark.long
 def test_right_as_written(folder: Path, adapter: str) -> None:
     done = audit(folder, adapter, "--cases", "20")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -49,6 +50,7 @@ NOT_CLAIMED = {"mistral", "gemma2", "gpt_oss", "bloom", "mamba2"}  # of the fami
 
 
 @pytest.mark.parametrize("target", ARCHITECTURES)
+@pytest.mark.tiers(quick=0, rest=7)
 def test_the_bridge_is_right_on_every_target_that_it_claims(folder: Path, target: str) -> None:
     _ready(target)
     decoder = load(str(folder / "bridge.py"))
@@ -62,6 +64,7 @@ def test_the_bridge_is_right_on_every_target_that_it_claims(folder: Path, target
 
 
 @pytest.mark.parametrize("target", ARCHITECTURES)
+@pytest.mark.tiers(quick=9, rest=4)
 def test_configurations_say_what_real_checkpoints_say(target: str) -> None:
     _ready(target)
     config = model_of(target, "float64", 0).config
@@ -79,6 +82,7 @@ def _ready(target: str) -> None:
         pytest.skip(str(error))
 
 
+@pytest.mark.long
 def test_the_fault_is_found_as_the_page_says(folder: Path) -> None:
     ((old, new),) = re.findall(r"```diff\n-(.*\n)\+(.*\n)```", PAGE)
     engine = folder / "engine.py"
@@ -103,6 +107,7 @@ def test_the_docs_name_what_there_is() -> None:
 SCRIPT = (Path(__file__).parent.parent / "docs" / "script.md").read_text()
 
 
+@pytest.mark.long
 def test_the_script_is_audited_as_it_is(tmp_path: Path) -> None:
     files = {name: text for text, name in re.findall(r"```python\n(# (\S+\.py)\n.*?)```", SCRIPT, re.DOTALL)}
     assert sorted(files) == ["generate.py", "script_adapter.py"]

@@ -16,6 +16,8 @@ import eqcheck
 from eqcheck import pytest_plugin
 from eqcheck.cli import _parser, main
 from eqcheck.contract import known_violations, registry
+from eqcheck.contract.options import RowOptions
+from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.report import ndjson
 from eqcheck.report.ndjson import FORMAT
 
@@ -44,6 +46,9 @@ def commands(page: str) -> list[str]:
 
 COMMANDS = [(name, command) for name in PAGES for command in commands(name)]
 OURS = re.compile(r"(?:eqcheck|tests|adapters|reference_impls|benchmarks|reports|docs|environments)/[\w./-]*\w/?")
+# Options of make, of pip, of uv, and of the servers that docs/gate.md starts.
+OTHERS = {"--jobs", "--extra-index-url", "--torch-backend", "--model-path", "--parallel", "--speculative-algorithm"}
+OTHERS |= {"--speculative-config", "--speculative-draft-model-path"}
 # Of a fresh clone; tests/test_newcomer.py runs them.
 FRESH = ("git clone https://github.com/OWNER/eqcheck", "cd eqcheck", ". .venv/bin/activate", "python watch_mine.py")
 MADE = ("reports/mine", "reports/engine", "reports/bsp")  # by the commands on the pages
@@ -103,7 +108,7 @@ def test_options_in_the_text_are_ones_that_there_are() -> None:
     known = options_of(_parser()) | set(re.findall(r'"(--[\w-]+)"', Path(str(pytest_plugin.__file__)).read_text()))
     for name, page in PAGES.items():
         named = {option for code in re.findall(r"`([^`\n]+)`", page) for option in re.findall(r"--[a-z][\w-]*", code)}
-        assert named <= known | {"--jobs", "--extra-index-url"}, (name, named - known)  # the latter is one of pip
+        assert named <= known | OTHERS, (name, named - known)
 
 
 def test_files_in_the_text_are_there() -> None:
@@ -114,6 +119,7 @@ def test_files_in_the_text_are_there() -> None:
             assert generic or (ROOT / path).exists() or (ROOT / "eqcheck" / path).exists(), (name, path)
 
 
+@pytest.mark.long
 def test_the_first_report_is_as_the_start_page_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -131,6 +137,7 @@ def test_the_first_report_is_as_the_start_page_shows(
     assert call in "".join(f"{line.rstrip()}\n" for line in said[3].splitlines())
 
 
+@pytest.mark.rest
 def test_the_adapter_with_a_draft_and_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is right as written, and the planted fault has the name that the page gives, in a case of one row."""
     page = PAGES["adapter.md"]
@@ -150,17 +157,22 @@ def test_the_adapter_with_a_draft_and_a_cache(tmp_path: Path, monkeypatch: pytes
     assert "rejected draft" in violation["explanation"]
 
 
-def test_the_adapter_with_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is right as written; without its bias the option is found to be ignored."""
+def test_the_adapter_with_an_option(tmp_path: Path) -> None:
+    """A row with a bias gets its token, and the row without one that of the target; without its line it does not."""
     (code,) = (block for block in fenced("options.md", "python") if block.startswith("# optional.py"))
-    old = "scores[token] += bias"
-    assert code.count(old) == 1
-    monkeypatch.chdir(tmp_path)
-    for text, expected in ((code, 0), (code.replace(old, "pass"), 1)):
-        Path("optional.py").write_text(text)
-        assert main(["audit", "optional.py", "--cases", "20", "--no-corpus"]) == expected
-    (violation,) = json.loads(Path("reports/optional/report.json").read_text())["violations"]
-    assert violation["fingerprint"].startswith("options/ignored-option")
+    applied = "scores[token] += bias"
+    assert code.count(applied) == 1
+    target = HashLM(HashConfig(seed=1))
+    rows = (RowOptions(max_new_tokens=3, logit_bias=((7, 1e9),)), RowOptions(max_new_tokens=2))
+    request = eqcheck.Request([[3, 1], [4]], 3, 2, (), 0, "left", rows=rows)
+    outputs = []
+    for name, text in (("right", code), ("wrong", code.replace(applied, "pass"))):
+        (tmp_path / f"{name}.py").write_text(text)
+        with registry.load(str(tmp_path / f"{name}.py")).running() as generate:
+            outputs.append(generate(target, None, request))
+    plain = eqcheck.Oracle(target).truth([4], max_new_tokens=2)
+    assert outputs[0] == [[7, 7, 7], plain]
+    assert outputs[1] != outputs[0]
 
 
 @pytest.mark.filterwarnings("ignore:target. computes in bfloat16")

@@ -47,6 +47,7 @@ def fetched(text: str) -> list[str]:
     return [found.group() for pattern in (FETCHED, IN_STYLE) for found in pattern.finditer(text)]
 
 
+@pytest.mark.long
 def test_the_site_fetches_nothing(site: Path) -> None:
     files = [*site.rglob("*.html"), *site.rglob("*.css")]
     assert len(files) > 15
@@ -68,6 +69,7 @@ def test_what_is_fetched_is_seen(text: str) -> None:
     assert not fetched('<a href="https://example.org/">a link</a> <script src="assets/a.js">')
 
 
+@pytest.mark.rest
 def test_every_kind_has_a_page_and_is_on_the_page_of_kinds(site: Path) -> None:
     table = (site / "kinds.html").read_text(encoding="utf-8")
     for kind in FINGERPRINTS:
@@ -79,11 +81,13 @@ def test_every_kind_has_a_page_and_is_on_the_page_of_kinds(site: Path) -> None:
             assert all(f'href="{url}"' in page for url in cause.urls)
 
 
+@pytest.mark.long
 def test_links_to_a_kind_lead_to_it(site: Path) -> None:
     """The address that the command prints or a report links to."""
     assert 'id="position-query-position"' in (site / "kinds.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.rest
 def test_every_public_name_is_on_the_page_of_the_api(site: Path) -> None:
     page = (site / "api.html").read_text(encoding="utf-8")
     for name in set(eqcheck.__all__) - {"__version__", "kit", "strategies"}:

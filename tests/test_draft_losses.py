@@ -124,6 +124,7 @@ def test_a_case_counted_by_hand(engine: type[RoundEngine], expected: dict[str, i
 
 
 @pytest.mark.parametrize("fault", DRAFT, ids=lambda fault: fault.id)
+@pytest.mark.tiers(quick=1, rest=4)
 def test_losses_of_a_planted_fault_are_the_rounds_it_costs(fault: Fault) -> None:
     build = BUILDS[fault.build]
     total, rounds = told(fault.engine(), drawn(fault.families, fault.cache_states))
@@ -154,6 +155,7 @@ WRONG: list[tuple[type[RoundEngine], Change]] = [
 
 
 @pytest.mark.parametrize(("engine", "change"), WRONG, ids=lambda one: one.__name__)
+@pytest.mark.tiers(quick=2, rest=4)
 def test_garbage_for_draft_tokens_is_told_in_full(engine: type[RoundEngine], change: Change) -> None:
     total, rounds = told(changed(engine, change), drawn())
     counts = settled(total)
@@ -167,6 +169,7 @@ def test_garbage_for_draft_tokens_is_told_in_full(engine: type[RoundEngine], cha
 
 
 @pytest.mark.parametrize("engine", [Realigned, Uncached, Continuous])
+@pytest.mark.tiers(quick=2, rest=1)
 def test_answers_that_are_thrown_away_are_told_in_full(engine: type[RoundEngine]) -> None:
     total, rounds = told(accepting_one_fewer(engine), drawn())
     counts = settled(total)
@@ -184,6 +187,7 @@ def test_answers_that_are_thrown_away_are_told_in_full(engine: type[RoundEngine]
         (DraftReadOneEarly, Uncached, "altered"),
     ],
 )
+@pytest.mark.rest
 def test_what_the_draft_was_asked_is_told(engine: type[RoundEngine], right: type[RoundEngine], kind: str) -> None:
     total, rounds = told(engine, drawn())
     counts = settled(total)
@@ -196,6 +200,7 @@ def test_what_the_draft_was_asked_is_told(engine: type[RoundEngine], right: type
 
 
 @pytest.mark.parametrize("build", CHAINS)
+@pytest.mark.tiers(quick=2, rest=16)
 def test_right_builds_lose_nothing(build: str) -> None:
     total, _ = told(BUILDS[build].engine, drawn(BUILDS[build].families, BUILDS[build].cache_states, 20))
     assert draft_warnings(total) == []
@@ -205,6 +210,7 @@ def test_right_builds_lose_nothing(build: str) -> None:
 
 
 @pytest.mark.parametrize("engine", RIGHT, ids=lambda engine: engine.__name__)
+@pytest.mark.tiers(quick=7, rest=16)
 def test_right_engines_of_unusual_build_lose_nothing(engine: type[RoundEngine]) -> None:
     total = Counter[str]()
     for case in drawn(count=15):
@@ -215,6 +221,7 @@ def test_right_engines_of_unusual_build_lose_nothing(engine: type[RoundEngine]) 
 
 
 @pytest.mark.parametrize("name", ["eqspec", "exspec", "ragged", "transformers"])
+@pytest.mark.tiers(quick=1, rest=1)
 def test_shipped_decoders_lose_nothing(name: str) -> None:
     decoder: Decoder = load(name)
     total = Counter[str]()
@@ -278,6 +285,7 @@ def test_equal_rows_that_fare_differently_are_left_out() -> None:
 
 @pytest.mark.parametrize("rows", [((14,), (14, 71, 127, 48)), ((9, 3, 4), (9, 3), (9,))])
 @pytest.mark.parametrize("build", sorted(set(CHAINS) - {"one_row"}))
+@pytest.mark.tiers(quick=22, rest=18)
 def test_rows_of_which_one_begins_another(build: str, rows: tuple[tuple[int, ...], ...]) -> None:
     """Whose row it is shows later, by who goes on with its cache; a piece of a prompt is no round of another row."""
     for state in {"empty", "chunked"} & set(BUILDS[build].cache_states):

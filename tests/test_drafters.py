@@ -57,6 +57,7 @@ def alone(target: Any, prompt: list[int], new: int) -> list[int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.tiers(quick=1, rest=1)
 def test_rows_are_those_of_the_target(name: str, target: Any) -> None:
     engine = heads.Heads(target, own(name, target), num_draft_tokens=trained.HEADS, batch_size=3)
     prompts = [pair.encode(text) for text in TEXTS]
@@ -170,6 +171,7 @@ def paths(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.tiers(quick=1, rest=1)
 def test_rows_of_trees_are_those_of_the_target(name: str, target: Any, paths: list[list[int]]) -> None:
     rows, stats = in_trees(trained.load(name, target), target)
     assert rows == [alone(target, pair.encode(text), 16) for text in TEXTS]
@@ -220,6 +222,7 @@ def found() -> dict[str, Any]:
     return data
 
 
+@pytest.mark.rest
 def test_what_is_measured_is_right_and_said(found: dict[str, Any], tmp_path: Path) -> None:
     assert [(run["drafter"], run["tree"], run["columns"]) for run in found["runs"]] == [
         (name, tree, columns) for name in ("draft", *NAMES) for tree, columns in ((False, 4), (True, 4), (True, 8))

@@ -97,6 +97,7 @@ class LevelsSeen(Eagle):  # type: ignore[misc]
         (LevelsSeen, "mask/sibling-visible"),
     ],
 )
+@pytest.mark.tiers(quick=1, rest=4)
 def test_published_faults_of_such_trees_are_named(engine: Any, fingerprint: str) -> None:
     found = [judge(run(decoded(engine), case)).explanation for case in drawn(40, ("tree",))]
     named = Counter(one.fingerprint for one in found if one is not None)

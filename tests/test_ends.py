@@ -166,6 +166,7 @@ def ending(row: int, index: int, limit: int = 6) -> Case:
 
 
 @pytest.mark.parametrize("base", ["realigned", "per_row", "rolled_back", "uncached"])
+@pytest.mark.tiers(quick=3, rest=1)
 def test_an_eos_that_is_not_written_is_told(base: str) -> None:
     found = explained(build(StripsEos, base), ending(1, 2))
     assert found.fingerprint == "bookkeeping/premature-stop"
@@ -206,6 +207,7 @@ def test_a_block_without_room_is_said() -> None:
         assert "short of its limit, where a block has up to K + 1 = 3" in found.detail
 
 
+@pytest.mark.rest
 def test_what_all_failing_cases_share_and_no_right_one_has_is_said() -> None:
     result = audit(build(EndsWithOne, "uncached"), Options(cases=60, seed=3))
     (finding,) = result.violations

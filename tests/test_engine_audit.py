@@ -34,6 +34,7 @@ from eqcheck.result.outcome import CaseLog
 from eqcheck.workers.worker import ProcessWorker
 
 
+@pytest.mark.long
 def test_an_ordinary_decoder_is_audited_in_a_worker_by_its_tokens() -> None:
     """A wrong one is audited in `tests/test_cli.py`."""
     torch.set_num_threads(1)
@@ -43,6 +44,7 @@ def test_an_ordinary_decoder_is_audited_in_a_worker_by_its_tokens() -> None:
     assert not found.doubtful
 
 
+@pytest.mark.rest
 def test_a_hanging_engine_ends_the_audit_not_the_auditor(tmp_path: Path) -> None:
     (tmp_path / "hangs.py").write_text(ENGINE.replace("if token == 3", "if True"))
     found = audit(registry.load(str(tmp_path / "hangs.py")), Options(cases=50, case_timeout=0.5, python=sys.executable))
@@ -76,6 +78,7 @@ def moody(folder: Path, also: str = "") -> Path:
     return folder / "moody.py"
 
 
+@pytest.mark.rest
 def test_an_engine_that_fails_once_is_inconclusive(tmp_path: Path) -> None:
     """Its first process is wrong, and later ones decline."""
     also = f"        first = __import__('pathlib').Path({str(tmp_path / 'first')!r})\n"
@@ -86,6 +89,7 @@ def test_an_engine_that_fails_once_is_inconclusive(tmp_path: Path) -> None:
     assert sum(finding.count for finding in found.doubtful) == 3
 
 
+@pytest.mark.rest
 def test_an_engine_that_fails_each_time_in_another_way_is_in_violation(tmp_path: Path) -> None:
     found = audit(registry.load(str(moody(tmp_path))), Options(cases=3, python=sys.executable))
     assert found.verdict == "violation"
@@ -112,6 +116,7 @@ def test_the_fault_is_not_the_speculations_if_it_is_the_same_without(
     assert (found.plain, found.explanation.kind) == (said, "unattributed")
 
 
+@pytest.mark.long
 def test_an_engine_may_decline_and_require(tmp_path: Path) -> None:
     code = ENGINE.replace("if token == 6", "if token % 2").replace(
         'dtype="float32"', 'dtype="float32", requires=("batch-1",)'
@@ -164,7 +169,7 @@ def test_findings_of_one_look_and_need_are_one_and_the_explained_one_stands(tmp_
     outcome = EngineOutcome(case, "violation", outputs=((8,),), rows=(RowJudgement(0, (8,), 0, 7),))
     for component in ("unattributed", "position", "position", "mask"):
         kind = {"unattributed": "unattributed", "position": "query-position", "mask": "window"}[component]
-        campaign.add(Finding(outcome, Explanation(component, kind), seen=(outcome.symptom,)), 1)
+        campaign.add(Finding(outcome, Explanation(component, kind), seen=(outcome.symptom,)), [outcome])
     found = [(finding.fingerprint, finding.count) for finding in campaign.result.findings]
     assert found == [("position/query-position", 3), ("mask/window", 1)], "two causes are two findings"
 
@@ -193,6 +198,7 @@ def test_a_token_that_is_none_is_one_failure_wherever_it_stands(tmp_path: Path) 
         assert found.violations[0].count == 4
 
 
+@pytest.mark.rest
 def test_with_little_time_failing_cases_are_still_settled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow_by(0.1, monkeypatch)
     body = """        if len(request.prompts) > 1:
@@ -258,6 +264,7 @@ class Scripted:
 """
 
 
+@pytest.mark.long
 def test_a_script_is_handed_out_if_it_fails_and_missed_if_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eqcheck.lanes.checkpoint.investigate.MINIMISE_S", 2.0)
     (tmp_path / "scripted.py").write_text(SCRIPTED)
@@ -312,6 +319,7 @@ HAUNTED = """
 """
 
 
+@pytest.mark.long
 def test_a_case_that_is_wrong_behind_earlier_ones_is_shown_together_with_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,6 +109,7 @@ def audited(folder: Path, fault: str = "", told: str = "", cases: int = 60) -> A
 
 
 @pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.tiers(quick=1, rest=1)
 def test_a_fault_of_ends_is_named(tmp_path: Path, name: str) -> None:
     fault, told, named = FAULTS[name]
     found = audited(tmp_path, fault, told)
@@ -215,6 +216,7 @@ class Engine:
         ("of_prompt = of_prompt[1:] or [0.0]", {"crash/invalid-output:outputs"}),
     ],
 )
+@pytest.mark.tiers(quick=3, rest=0)
 def test_log_probabilities_of_an_engine_are_the_targets_own(tmp_path: Path, fault: str, named: set[str]) -> None:
     (tmp_path / "tells.py").write_text(LOGPROBS.replace("FAULT", fault))
     claimed = registry.load(str(tmp_path / "tells.py"))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tiny import KINDS, VOCABULARY, noisy, tiny
 
+from eqcheck.contract.cache_names import cache_of
 from eqcheck.oracle.check import Oracle
 
 ENGINES = {
@@ -62,6 +63,7 @@ def asked_of(oracle: Oracle, count: int = 7) -> list[Any]:
 
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.tiers(quick=3, rest=11)
 def test_real_architectures(kind: str, name: str) -> None:
     target = tiny(kind)
     oracle = Oracle(target)
@@ -75,6 +77,7 @@ def test_real_architectures(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["exspec", "ragged", "tree"])
+@pytest.mark.tiers(quick=2, rest=1)
 def test_sliding_window(name: str) -> None:
     target = tiny("mistral")
     oracle = Oracle(target)
@@ -96,6 +99,7 @@ def test_sliding_window(name: str) -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.tiers(quick=6, rest=6)
 def test_dtypes(name: str, dtype: torch.dtype) -> None:
     """Every token is as good as the target's own choice, up to what the dtype resolves."""
     target = tiny("llama", dtype=dtype)
@@ -211,7 +215,7 @@ def test_out_of_memory_says_what_fits(name: str, monkeypatch: pytest.MonkeyPatch
     def full(*args: Any, **kwargs: Any) -> Any:
         held.clear()
         forward(*args, **kwargs)
-        held.extend(weakref.ref(layer.keys) for layer in kwargs["past_key_values"].layers)
+        held.extend(weakref.ref(layer.keys) for layer in cache_of(kwargs).layers)
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory")
 
     def told() -> str:

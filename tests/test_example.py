@@ -31,6 +31,7 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_its_own_tests_and_the_laws_pass(project: Path) -> None:
     options = ["-q", "-p", "no:cacheprovider", f"--adapter={ADAPTER}", "--eqcheck-cases=4"]
     done = python(project, "pytest", *options, "tests", "--pyargs", "eqcheck.conformance")
@@ -38,6 +39,7 @@ def test_its_own_tests_and_the_laws_pass(project: Path) -> None:
     assert "passed" in done.stdout
 
 
+@pytest.mark.long
 def test_the_bug_of_its_readme_is_found_and_named(project: Path) -> None:
     decoder = project / "tiny_decoder.py"
     right, wrong = "(mask.cumsum", "(torch.ones_like(mask).cumsum"

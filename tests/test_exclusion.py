@@ -40,6 +40,7 @@ def test_an_engine_that_never_drafts_excludes_no_fault_of_a_draft() -> None:
     assert not any("draft" in said or "residual" in said for said in without)
 
 
+@pytest.mark.rest
 def test_what_is_excluded_is_seen() -> None:
     found = {(one.regime, one.law): one for one in audit(0)[1].excluded()}
     share, change = found["std", "draft"], found["", "temperature-higher"]
@@ -85,6 +86,7 @@ def from_the_definition(row: SampledRow, truth: Floats, alternative: str, power:
 
 
 @pytest.mark.parametrize("law", ["draft", "residual", "uniform", "prefix-before", "temperature-lower"])
+@pytest.mark.tiers(quick=2, rest=3)
 def test_the_sums_are_those_of_the_definition(law: str) -> None:
     checked = 0
     for seed in range(40):

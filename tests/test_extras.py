@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from eqcheck.contract.extras import EXTRAS
 
 BLOCKED = """
@@ -39,6 +41,7 @@ def without(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_oracle_and_plugin_need_no_extra(tmp_path: Path) -> None:
     done = without(ORACLE, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

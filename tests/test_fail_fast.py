@@ -29,6 +29,7 @@ def short(target: object, draft: object, request: eqcheck.Request) -> list[list[
 @pytest.mark.parametrize(
     ("decoder", "passing", "all_drawn"), [(short, (), False), (short, (SHORT,), True), (right, (), True)]
 )
+@pytest.mark.tiers(quick=2, rest=1)
 def test_drawing_ends_at_a_failing_case_that_is_not_known(
     decoder: eqcheck.Decoder, passing: tuple[str, ...], all_drawn: bool
 ) -> None:
@@ -41,7 +42,7 @@ def test_drawing_ends_at_a_failing_case_that_is_not_known(
 @pytest.mark.parametrize("passing", [(), (SHORT,)])
 def test_too_little_was_asked_only_where_all_was_drawn(passing: tuple[str, ...]) -> None:
     """An audit that ended at its first violation asked for less than it could, and does not say so."""
-    result = audit(short, Options(cases=4, fail_fast=frozenset(passing)))
+    result = audit(short, Options(cases=5, fail_fast=frozenset(passing)))
     assert result.violations
     assert any(getattr(said, "kind", "") == VACUOUS for said in result.warnings) == bool(passing)
 

@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM
 
 import eqcheck
 from eqcheck.catalogue import BUILDS, known_good
+from eqcheck.contract.cache_names import NAMES, cache_argument, cache_of
 from eqcheck.contract.decoders import Request
 from eqcheck.contract.family import FAMILIES, FAMILY, KERNEL, WINDOW, named
 from eqcheck.drafting.draft import ScriptedDraft
@@ -77,9 +78,10 @@ class Real:
         self.config = model.config
         self.takes = set(inspect.signature(model.forward).parameters)
 
-    def __call__(self, past_key_values: Any = None, **given: Any) -> Any:
-        cache = "cache_params" if "cache_params" in self.takes else "past_key_values"
-        given |= {cache: past_key_values}
+    def __call__(self, **given: Any) -> Any:
+        cache = cache_of(given)
+        given = {name: value for name, value in given.items() if name not in NAMES}
+        given |= cache_argument(self.model, cache)
         return self.model(**{name: value for name, value in given.items() if name in self.takes})
 
 
@@ -152,6 +154,7 @@ def _right(engine: Callable[..., Any], target: Any, draft: Any) -> bool:
 
 
 @pytest.mark.parametrize("family", SIZES)
+@pytest.mark.tiers(quick=0, rest=3)
 def test_forgives_what_its_real_architecture_forgives(family: str) -> None:
     if FAMILY[family].stateful and transformers.__version__ < "5":
         pytest.skip("transformers 4 keeps the state of Mamba2 in a class of its own")
@@ -180,6 +183,7 @@ def test_a_comparison_with_a_family_is_found(line: str) -> None:
     assert family_names_compared(line) == [1]
 
 
+@pytest.mark.rest
 def test_what_a_family_is_stands_in_its_record_alone() -> None:
     files = Path(eqcheck.__file__).parent.rglob("*.py")
     assert {str(file): lines for file in files if (lines := family_names_compared(file.read_text()))} == {}

@@ -58,6 +58,7 @@ def decoded(decoder: Decoder, model: Any, draft: Any, seed: int, k: int) -> list
 
 
 @pytest.mark.parametrize("fault", SHOWN, ids=lambda fault: fault.id)
+@pytest.mark.tiers(quick=2, rest=2)
 def test_fault_changes_what_a_llama_emits(fault: Fault, llama: Any) -> None:
     with torch.no_grad():
         changed = (
@@ -68,6 +69,7 @@ def test_fault_changes_what_a_llama_emits(fault: Fault, llama: Any) -> None:
 
 
 @pytest.mark.parametrize("build", BUILDS_OF_THEIR_OWN)
+@pytest.mark.tiers(quick=1, rest=1)
 def test_right_build_emits_what_the_model_does(build: str) -> None:
     for family in BUILDS[build].families:
         for kind in ARCHITECTURES.get(family, ()):

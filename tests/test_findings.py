@@ -55,6 +55,7 @@ def written(result: Audit, folder: Path) -> dict[str, Any]:
 # Families beyond the claim
 
 
+@pytest.mark.rest
 def test_a_violation_beyond_the_claim_is_a_discovery(tmp_path: Path) -> None:
     mine = made(short_on("learned"), families=("rotary",))
     result = audit(mine, Options(cases=40, families=("rotary", "learned")))
@@ -95,6 +96,7 @@ def test_a_claimed_violation_is_minimised_within_the_claim() -> None:
     assert result.verdict == "violation"
 
 
+@pytest.mark.rest
 def test_hangs_beyond_the_claim_do_not_end_the_audit() -> None:
     def sleeping(target: Any, draft: Any, request: Request) -> Rows:
         while target.config.family == "learned":
@@ -117,6 +119,7 @@ def test_only_families_beyond_the_claim_test_nothing() -> None:
     assert any("audit without --families" in warning for warning in result.warnings)
 
 
+@pytest.mark.long
 def test_exit_codes_of_discoveries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(
@@ -137,6 +140,7 @@ def test_exit_codes_of_discoveries(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(data["matrix"]) == 6
 
 
+@pytest.mark.rest
 def test_cache_states_not_taken_are_shown(tmp_path: Path) -> None:
     data = written(audit(made(right), Options(cases=40)), tmp_path)
     assert list(data["cache_states"]) == list(CACHE_STATES)
@@ -151,6 +155,7 @@ def test_cache_states_not_taken_are_shown(tmp_path: Path) -> None:
 # Answers that do not repeat
 
 
+@pytest.mark.rest
 def test_a_decoder_wrong_at_random_is_not_called_a_violation(tmp_path: Path) -> None:
     chance = random.Random(1)
 
@@ -170,6 +175,7 @@ def test_a_decoder_wrong_at_random_is_not_called_a_violation(tmp_path: Path) -> 
     assert "INCONCLUSIVE" in shown(data)
 
 
+@pytest.mark.rest
 def test_one_fingerprint_in_doubt_puts_all_in_doubt() -> None:
     chance = random.Random(2)
 
@@ -196,6 +202,7 @@ KNOWN = {"bookkeeping/past-eos": "https://example.org/1", SHORT: "https://exampl
 
 
 @pytest.mark.usefixtures("few_are_enough")
+@pytest.mark.rest
 def test_a_known_violation_that_is_not_seen_is_stale(tmp_path: Path) -> None:
     result = audit(made(short, known=KNOWN), Options(cases=20))
     assert (result.stale, result.unknown) == (["bookkeeping/past-eos"], [])
@@ -208,6 +215,7 @@ def test_a_known_violation_that_is_not_seen_is_stale(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("few_are_enough")
+@pytest.mark.rest
 def test_too_few_cases_do_not_make_it_stale() -> None:
     for options in (Options(cases=19), Options(cases=30, families=("rotary",))):
         result = audit(made(right, known=KNOWN), options)
@@ -252,6 +260,7 @@ def test_minimising_takes_at_most_the_budget_again(monkeypatch: pytest.MonkeyPat
     }
 
 
+@pytest.mark.rest
 def test_what_could_not_be_minimised_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     result = audit(made(short), Options(cases=5, budget=600.0))
     assert result.violations[0].minimised

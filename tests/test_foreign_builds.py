@@ -39,6 +39,7 @@ def read(decode: Decode, count: int = 20, seed: int = 4) -> list[Explanation]:
     return [e for case in drawn if (e := judge(run(decode, case)).explanation)]
 
 
+@pytest.mark.rest
 def test_drafts_of_a_call_that_is_made_again_are_drafts_and_its_rounds_are_counted_once() -> None:
     once = next(fault.engine() for fault in FAULTS if fault.switch == "M4-rejected-visible")
     plain = replace(BUILDS["holes"], engine=once).decoder("once").function
@@ -69,7 +70,9 @@ def test_a_token_that_was_never_fed_is_said_to_be_so() -> None:
     found = judge(run(decode, case)).explanation
     assert found is not None
     assert found.fingerprint == "cache/missing-entry"
-    assert "Token 0 of the row is not in the row's cache (never fed to the target)." in " ".join(render(found).split())
+    assert "Position 0 of the row is not in the row's cache (never fed to the target)." in " ".join(
+        render(found).split()
+    )
 
 
 def second_choices(target: Any, draft: Any, request: Request, *, accepts_first: bool) -> list[list[int]]:
@@ -93,6 +96,7 @@ def second_choices(target: Any, draft: Any, request: Request, *, accepts_first: 
     return rows
 
 
+@pytest.mark.rest
 def test_drafts_that_are_a_second_choice_are_drafts() -> None:
     assert not read(partial(second_choices, accepts_first=False), 15)
     found = read(partial(second_choices, accepts_first=True), 15)

@@ -152,6 +152,7 @@ def test_the_bound_is_not_loose_by_the_factor_of_two_alone(monkeypatch: pytest.M
     assert sum(ends) / len(ends) < 1.3
 
 
+@pytest.mark.long
 def test_right_servers_are_equivalent(capsys: pytest.CaptureFixture[str]) -> None:
     with servers(Toy()) as both:
         code, report = gated(capsys, *both, *FAST)
@@ -169,6 +170,7 @@ def test_right_servers_are_equivalent(capsys: pytest.CaptureFixture[str]) -> Non
         ("stop", "bookkeeping/past-eos"),
     ],
 )
+@pytest.mark.tiers(quick=0, rest=1)
 def test_a_fault_is_told_and_named(capsys: pytest.CaptureFixture[str], fault: str, fingerprint: str) -> None:
     with servers(Toy(fault)) as both:
         code, report = gated(capsys, *both, *FAST)
@@ -181,6 +183,7 @@ def test_a_fault_is_told_and_named(capsys: pytest.CaptureFixture[str], fault: st
     assert violation["conditions"]
 
 
+@pytest.mark.rest
 def test_lossy_acceptance_is_named_by_ranks_and_a_limit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Every other token is the second choice where that is near; a cache that lacks a token gives any choice."""
     with servers(Toy("lossy")) as both:
@@ -228,6 +231,7 @@ def test_second_choices_name_a_threshold_only_with_a_limit() -> None:
     assert not second_choices(rows_with_gaps([], places), 0.1).all_second
 
 
+@pytest.mark.rest
 def test_the_last_screen_has_the_cause_the_reproduction_and_the_verdict(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -248,6 +252,7 @@ def test_the_last_screen_has_the_cause_the_reproduction_and_the_verdict(
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.9"])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_rows_without_their_last_token_are_told_whatever_their_end_is_called(
     capsys: pytest.CaptureFixture[str], temperature: str
 ) -> None:
@@ -261,6 +266,7 @@ def test_rows_without_their_last_token_are_told_whatever_their_end_is_called(
     assert violation["first"]["expected"] is None
 
 
+@pytest.mark.rest
 def test_stops_that_are_not_told_are_heeded(capsys: pytest.CaptureFixture[str]) -> None:
     """Two servers that leave out the stop are right; a server that passes over its stops is not."""
     with servers(Toy("untold-stops"), Toy("untold-stops")) as both:
@@ -273,6 +279,7 @@ def test_stops_that_are_not_told_are_heeded(capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.parametrize(("fault", "at_once"), [("hidden", 1), ("beside", 2), ("limit", 1), ("lost", 1)])
+@pytest.mark.rest
 def test_the_smallest_requests_show_a_wrong_row(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, fault: str, at_once: int
 ) -> None:
@@ -293,6 +300,7 @@ def test_the_smallest_requests_show_a_wrong_row(
     assert fault in ("limit", "lost") or f"token {smallest['at']} is {observed[smallest['at']]} but" in said
 
 
+@pytest.mark.long
 def test_sampled_rows_are_held_to_the_law(capsys: pytest.CaptureFixture[str]) -> None:
     words = (*FAST, "--temperature", "0.9")
     with servers(Toy()) as both:
@@ -304,6 +312,7 @@ def test_sampled_rows_are_held_to_the_law(capsys: pytest.CaptureFixture[str]) ->
     assert [each["fingerprint"] for each in report["violations"]] == ["sampling/stray-law"]
 
 
+@pytest.mark.rest
 def test_few_requests_are_inconclusive_and_say_how_many_more(capsys: pytest.CaptureFixture[str]) -> None:
     with servers(Toy()) as both:
         code, report = gated(capsys, *both, "--requests", "8", "--max-tokens", "8")
@@ -312,6 +321,7 @@ def test_few_requests_are_inconclusive_and_say_how_many_more(capsys: pytest.Capt
     assert needed(0.5) < needed(0.1)
 
 
+@pytest.mark.long
 def test_calls_that_fail_for_a_while_are_no_violation(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,6 +332,7 @@ def test_calls_that_fail_for_a_while_are_no_violation(
     assert report["calls"]["speculative"]["retried"] > 5
 
 
+@pytest.mark.long
 def test_a_page_and_a_report_are_written_and_prompts_left_out(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -334,6 +345,7 @@ def test_a_page_and_a_report_are_written_and_prompts_left_out(
     assert json.loads((tmp_path / "gate" / "gate.json").read_text())["verdict"] == "violation"
 
 
+@pytest.mark.long
 def test_servers_that_cannot_be_judged_are_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,6 +378,7 @@ def test_servers_that_cannot_be_judged_are_one_line(
         b"\xff",
     ],
 )
+@pytest.mark.tiers(quick=4, rest=2)
 def test_hostile_answers_are_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: bytes
 ) -> None:

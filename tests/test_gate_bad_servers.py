@@ -157,6 +157,7 @@ def wrong(asked: Body, made: Body) -> Body:
     return made
 
 
+@pytest.mark.long
 def test_two_right_servers_and_a_wrong_one(capsys: pytest.CaptureFixture[str]) -> None:
     more = ("--requests", "96", "--max-tokens", "32", "--json")
     assert gate(Toy(), Toy(), *more) == 0
@@ -172,11 +173,13 @@ def test_too_few_tokens_say_how_many_more_would_do(capsys: pytest.CaptureFixture
     assert "more" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_calls_that_fail_for_a_while_are_made_again(capsys: pytest.CaptureFixture[str]) -> None:
     assert gate(Toy(failing=10), Toy(failing=10), "--requests", "96", "--max-tokens", "32") == 0
     assert "again" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_a_refused_key_is_told_and_no_key_is_ever_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,6 +196,7 @@ def test_a_refused_key_is_told_and_no_key_is_ever_shown(
     assert not any("secret" in text for text in (said.out, said.err, later.out, later.err, *written))
 
 
+@pytest.mark.long
 def test_prompts_are_left_out_of_a_redacted_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ids = [37, 3, 31, 5, 29, 7]
     (tmp_path / "mine.jsonl").write_text(f'{{"prompt": {ids}}}\n' * 3)
@@ -235,6 +239,7 @@ TWISTS: dict[str, Callable[[Body, Body], Any]] = {
 
 @pytest.mark.parametrize("twist", TWISTS)
 @pytest.mark.parametrize("side", ["speculative", "plain"])
+@pytest.mark.tiers(quick=2, rest=4)
 def test_a_hostile_answer_is_one_line(twist: str, side: str, capsys: pytest.CaptureFixture[str]) -> None:
     bad, good = Toy(twist=TWISTS[twist]), Toy()
     code = gate(bad, good) if side == "speculative" else gate(good, bad)
@@ -307,6 +312,7 @@ def test_a_server_that_stops_while_the_gate_runs_is_told_from_one_that_never_ran
     server.close()
 
 
+@pytest.mark.rest
 def test_a_baseline_is_an_earlier_gate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert gate(Toy(), Toy(), "--out", str(tmp_path)) == 2
     assert gate(Toy(), Toy(), "--baseline", str(tmp_path / "gate.json")) == 2
@@ -322,6 +328,7 @@ def test_a_huge_answer_is_never_held_whole(monkeypatch: pytest.MonkeyPatch, caps
     assert "expected an answer of 100000 bytes at most" in capsys.readouterr().err
 
 
+@pytest.mark.rest
 def test_a_gate_that_was_broken_off_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole, toy, plain = Toy(), Toy(), Toy()
     gate(whole, Toy())
@@ -337,6 +344,7 @@ def test_a_gate_that_was_broken_off_goes_on(tmp_path: Path, capsys: pytest.Captu
     assert toy.calls <= whole.calls + 2  # texts are turned into ids twice
 
 
+@pytest.mark.rest
 def test_a_gate_with_more_requests_goes_on_from_one_with_too_few(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,6 +82,7 @@ class SGLang(Toy):
 
 
 @pytest.mark.parametrize("old", [False, True])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_sglang_is_judged_by_its_own_calls(old: bool, capsys: pytest.CaptureFixture[str]) -> None:
     assert gate(SGLang(old=old), plain := SGLang(old=old), *LARGE) == 0
     report = json.loads(capsys.readouterr().out)
@@ -105,6 +106,7 @@ def test_rows_are_scored_some_tokens_at_a_time_where_that_can_be_asked() -> None
 
 
 @pytest.mark.parametrize(("off", "counted"), [(0.0, True), (0.05, True), (3.0, False)])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_a_cache_that_rounds_is_noise_and_a_broken_one_is_none(
     off: float, counted: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +204,7 @@ class Drawing(Toy):
 
 
 @pytest.mark.parametrize(("at_random", "kind"), [(True, "unattributed"), (False, "wrong-correction")])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_a_choice_that_changes_is_not_said_to_be_drawn(
     at_random: bool, kind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,6 +214,7 @@ def test_a_choice_that_changes_is_not_said_to_be_drawn(
     assert ("the same wrong token each time" in violation["explanation"]) == at_random
 
 
+@pytest.mark.rest
 def test_evidence_that_does_not_decide_is_no_equivalence(capsys: pytest.CaptureFixture[str]) -> None:
     def twisted(asked: Body, made: Body) -> Body:
         """Of twenty prompts one ends with a wrong token."""
@@ -228,6 +232,7 @@ def test_evidence_that_does_not_decide_is_no_equivalence(capsys: pytest.CaptureF
     assert re.search(r"about \d+ more requests? would decide \(--requests \d+\)", said)
 
 
+@pytest.mark.rest
 def test_a_server_that_counts_no_draft_is_not_equivalent(capsys: pytest.CaptureFixture[str]) -> None:
     speculative = Toy()
     speculative.metrics = METRICS.format(*[0] * 5)
@@ -253,6 +258,7 @@ def test_outputs_and_addresses_are_checked_before_anything_is_asked(
     assert f"try {other}" in said
 
 
+@pytest.mark.rest
 def test_a_row_that_is_told_as_text_alone_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     """As llama.cpp does where a row ends within a character; the same of a place that is scored."""
     seen = [0]
@@ -271,6 +277,7 @@ def test_a_row_that_is_told_as_text_alone_is_left_out(capsys: pytest.CaptureFixt
     assert re.search(r"\d+ requests? left out: a server did not return all ids or scores", said)
 
 
+@pytest.mark.rest
 def test_a_budget_that_ends_a_gate_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with serving(Toy()) as one, serving(Toy()) as other:
         words = ("--requests", "4000", "--max-tokens", "4", "--concurrency", "1", "--budget", "2s")

@@ -79,6 +79,7 @@ def with_draft(speculative: Toy) -> Iterator[tuple[str, ...]]:
         yield (*both, "--draft", draft)
 
 
+@pytest.mark.rest
 def test_a_right_server_is_equivalent_beside_its_draft(capsys: pytest.CaptureFixture[str]) -> None:
     with with_draft(Speculating()) as all_:
         code, report = gated(capsys, *all_, *FAST)
@@ -95,6 +96,7 @@ def test_a_right_server_is_equivalent_beside_its_draft(capsys: pytest.CaptureFix
         ("accepts-at-times", False, "unattributed"),
     ],
 )
+@pytest.mark.tiers(quick=0, rest=3)
 def test_a_draft_that_is_accepted_once_too_often_is_named(
     capsys: pytest.CaptureFixture[str], fault: str, known: bool, kind: str
 ) -> None:
@@ -114,6 +116,7 @@ class ServesDraft(Toy):
         return Draft.law(self, context)  # type: ignore[arg-type]
 
 
+@pytest.mark.rest
 def test_a_server_of_the_draft_itself_is_not_said_to_accept_too_much(capsys: pytest.CaptureFixture[str]) -> None:
     with with_draft(ServesDraft()) as all_:
         code, report = gated(capsys, *all_, *FAST)
@@ -123,6 +126,7 @@ def test_a_server_of_the_draft_itself_is_not_said_to_accept_too_much(capsys: pyt
     assert "the server may serve the draft model, or accept every draft" in violation["explanation"]
 
 
+@pytest.mark.rest
 def test_where_a_token_is_wrong_is_told_by_the_distance_to_the_last_rejected_draft(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -139,6 +143,7 @@ def test_where_a_token_is_wrong_is_told_by_the_distance_to_the_last_rejected_dra
     assert violation["kind"] != "over-accept"
 
 
+@pytest.mark.rest
 def test_corrections_from_the_law_of_the_target_show_where_the_draft_is_known(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -151,6 +156,7 @@ def test_corrections_from_the_law_of_the_target_show_where_the_draft_is_known(
 
 
 @pytest.mark.parametrize("known", [True, False])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_equivalent_says_which_laws_would_have_been_seen(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:

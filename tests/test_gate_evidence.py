@@ -108,6 +108,7 @@ def test_rows_that_end_at_random_are_no_evidence_and_shorter_ones_are() -> None:
     assert not lengths.bets["shortest"].counted
 
 
+@pytest.mark.rest
 def test_a_gate_whose_time_was_over_is_not_equivalent_with_some_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate(Any, Any, [], Settings())  # type: ignore[arg-type]
     for evidence, out_of_time, doubtful in (
@@ -151,6 +152,7 @@ def sampled(kind: str, rows: int, seed: int = 0, **options: Any) -> SampledRows:
 
 
 @pytest.mark.parametrize("kind", ["wrong-law", "warm"])
+@pytest.mark.tiers(quick=0, rest=2)
 def test_a_wrong_law_of_sampled_rows_crosses_and_a_right_one_does_not(kind: str) -> None:
     """Under noise that hides both from bets on the referee's law alone."""
     assert sampled(kind, 120).log_evidence > math.log(CROSSES)

@@ -44,6 +44,7 @@ def alone(loaded: pair.Pair) -> list[Told]:
 
 @pytest.mark.parametrize("options", [{"max_rows": 16}, {"max_rows": 3, "last_first": True, "delay": 0.01}], ids=str)
 @pytest.mark.parametrize("speculates", [False, True])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_a_right_engine_emits_the_targets_tokens(
     loaded: pair.Pair, alone: list[Told], options: dict[str, Any], speculates: bool
 ) -> None:
@@ -56,6 +57,7 @@ def test_a_right_engine_emits_the_targets_tokens(
         assert torch.allclose(its.of_tokens, that.of_tokens, atol=1e-3)
 
 
+@pytest.mark.rest
 def test_a_score_is_the_law_of_the_decoded_tokens(loaded: pair.Pair, alone: list[Told]) -> None:
     rows = [Asked((*its.prompt, *told.tokens), score=True) for its, told in zip(ASKED, alone, strict=True)]
     for told, its in zip(alone, answers(Engine(loaded.target), rows), strict=True):
@@ -63,11 +65,13 @@ def test_a_score_is_the_law_of_the_decoded_tokens(loaded: pair.Pair, alone: list
 
 
 @pytest.mark.parametrize("fault", sorted(set(FAULTS) - {"wrong-law", "greedy-beside-sampled"}))
+@pytest.mark.tiers(quick=0, rest=1)
 def test_a_planted_fault_changes_an_answer(loaded: pair.Pair, alone: list[Told], fault: str) -> None:
     found = answers(Engine(loaded.target, loaded.draft, fault=fault), ASKED)
     assert [its.tokens for its in found] != [its.tokens for its in alone]
 
 
+@pytest.mark.long
 def test_a_greedy_row_beside_sampled_ones(loaded: pair.Pair, alone: list[Told]) -> None:
     asked = [row for both in zip(ASKED, SAMPLED, strict=True) for row in both]
     right = answers(Engine(loaded.target, loaded.draft), asked)[::2]
@@ -77,6 +81,7 @@ def test_a_greedy_row_beside_sampled_ones(loaded: pair.Pair, alone: list[Told]) 
 
 
 @torch.no_grad()
+@pytest.mark.long
 def test_sampled_tokens_have_the_targets_law(loaded: pair.Pair) -> None:
     """The first token of 400 rows: right within 3.5 standard errors, wrong beyond them."""
     prompt, far = tuple(pair.encode("class A")), {}

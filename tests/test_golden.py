@@ -1,15 +1,76 @@
-"""The golden net can fail, and what makes its texts alike hides nothing that an explanation says."""
+"""The golden net holds, it can fail, and what makes its texts alike hides nothing that an explanation says."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from golden import CASES, NET, as_json, compared, joined, plain, split
+from golden import CASES, NET, ROOT, access, alike, as_json, compared, joined, plain, split
 from golden.__main__ import GROUPS, main
 
+# Five small groups in `make test`, and the others in `make test-all`: of each test so many that two workers share them.
+SMALL = ("commands", "conformance", "cases-sampled", "cases-sequences", "cases-engine-pooled")
+LARGE = ("audits-", "cases-checkpoint", "cases-target-", "cases-engine-[a-o]", "cases-engine", "")
+# The stored net is that of a processor with wide registers; here it is given by kernels without.
+NARROW = "audits-sampled"
 ENTRIES = {"first": "exit 1\nFAILS: mine\ncall 5 feeds id 104\n", "second": "exit 0\nFIXED: mine\n"}
+
+
+def given(groups: Iterable[str], **environment: str) -> None:
+    """Compare these groups in a process of their own: the net stops clocks and replaces names of its process."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    path = os.pathsep.join((str(ROOT / "tests"), str(ROOT)))
+    done = subprocess.run(
+        [sys.executable, "-m", "golden", *groups],
+        cwd=ROOT,
+        env={**inherited, "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}make golden-write stores what is given now"
+
+
+def shares() -> dict[str, list[str]]:
+    """The groups that `make test-all` compares, by how their names begin; each is in one share."""
+    left = [group for group in GROUPS if group not in (*SMALL, NARROW)]
+    divided = {begin: [group for group in left if re.match(begin, group)] for begin in LARGE}
+    earlier: set[str] = set()
+    for begin, groups in divided.items():
+        divided[begin] = [group for group in groups if group not in earlier]
+        earlier |= set(groups)
+    return divided
+
+
+def test_five_groups_are_as_stored() -> None:
+    given(SMALL)
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("begin", LARGE, ids=lambda begin: begin or "others")
+def test_the_other_groups_are_as_stored(begin: str) -> None:
+    given(shares()[begin])
+
+
+@pytest.mark.rest
+def test_sampled_evidence_is_as_stored_on_another_processor() -> None:
+    given([NARROW], ATEN_CPU_CAPABILITY="default")
+
+
+def test_every_group_is_compared_once() -> None:
+    assert sorted([*SMALL, NARROW, *(group for groups in shares().values() for group in groups)]) == sorted(GROUPS)
+
+
+def test_a_net_that_differs_is_a_failure_with_the_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    differs = subprocess.CompletedProcess([], 1, "-call 5 feeds id 105\n+call 5 feeds id 104\n", "")
+    monkeypatch.setattr(subprocess, "run", lambda *words, **options: differs)
+    with pytest.raises(AssertionError, match=r"\+call 5 feeds id 104\s+make golden-write"):
+        given(["commands"])
 
 
 @pytest.mark.parametrize(
@@ -53,6 +114,21 @@ def test_a_group_that_differs_ends_with_1(
 def test_every_group_is_stored_and_no_other() -> None:
     assert {file.stem for file in NET.glob("*.txt")} == set(GROUPS)
     assert {f"cases-{file.stem}" for file in CASES.glob("*.json")} <= set(GROUPS)
+
+
+def test_small_evidence_is_no_number_and_large_evidence_is_one() -> None:
+    assert [f"{access.Shown(value):.2g}" for value in (0.75, 6.1, 999.0, 96803374.14, 7.195e86)] == [
+        "1",
+        "1",
+        "1",
+        "9.7e+07",
+        "7.2e+86",
+    ]
+    assert access.Shown(6.1) > 6.0  # what is decided by it is decided as ever
+    report = {"evidence": 0.75, "greatest": 6.1, "course": [[4, 0.4], [8, 0.79]], "verdict": "equivalent"}
+    assert alike(report) == alike({**report, "evidence": 0.76, "course": [[4, 0.41], [8, 0.8]]})
+    assert alike(report) != alike({**report, "greatest": 2e6})
+    assert alike(report) != alike({**report, "verdict": "violation"})
 
 
 def test_no_token_id_and_no_position_is_hidden() -> None:

@@ -96,6 +96,7 @@ def test_a_case_with_a_grammar_is_stored_and_one_without_is_as_it_was() -> None:
     assert options_of(case.rows[0].options) == "grammar 0: 4 5 to 1 / 1: 6 to 0 / 1: end to 1"
 
 
+@pytest.mark.long
 def test_grammars_are_drawn_alone_with_others_and_beside_rows_without_and_change_tokens() -> None:
     torch.set_num_threads(1)
     seen = Counter[str]()
@@ -117,6 +118,7 @@ def test_grammars_are_drawn_alone_with_others_and_beside_rows_without_and_change
     assert not any(row.grammar for row in EngineCases(4, CLAIMS, kinds=("",)).case(1).options)
 
 
+@pytest.mark.rest
 def test_cases_alike_and_smaller_ones_have_grammars_in_which_a_row_can_go_on() -> None:
     torch.set_num_threads(1)
     for case in islice(with_grammars(3), 4):
@@ -134,6 +136,7 @@ def test_drafts_end_before_the_first_that_is_forbidden() -> None:
 
 
 @pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.tiers(quick=0, rest=1)
 def test_a_right_engine_has_every_row_right(build: type[Free]) -> None:
     """Many more by ``python -m grammar_causes right 400``."""
     torch.set_num_threads(1)
@@ -142,6 +145,7 @@ def test_a_right_engine_has_every_row_right(build: type[Free]) -> None:
 
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("fault", [*FAULTS, *UNSEEN])
+@pytest.mark.tiers(quick=5, rest=10)
 def test_every_fault_is_caught(build: type[Free], fault: str) -> None:
     torch.set_num_threads(1)
     faulty = engine(build, (FAULTS | UNSEEN)[fault][0])
@@ -150,6 +154,7 @@ def test_every_fault_is_caught(build: type[Free], fault: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ["keeps-rejected", "next-mask", "open-at-end"])
+@pytest.mark.long
 def test_a_fault_is_named(fault: str) -> None:
     """The others, and those for which there is no rule, by ``python -m grammar_causes``."""
     torch.set_num_threads(1)
@@ -158,6 +163,7 @@ def test_a_fault_is_named(fault: str) -> None:
     assert cause.edit.partition(":")[0] == FAULTS[fault][1]
 
 
+@pytest.mark.long
 def test_transformers_follows_grammars() -> None:
     decoder = registry.load("transformers_float32")
     with worker(decoder, sys.executable) as transformers:

@@ -35,6 +35,7 @@ def read(decoder: Decoder, count: int = 40) -> list[Explanation]:
 
 
 @pytest.mark.parametrize("decoder", planted("X3-mask-of-old-rows"), ids=lambda one: one.name)
+@pytest.mark.tiers(quick=0, rest=1)
 def test_a_mask_that_is_right_for_the_row_before_is_named(decoder: Decoder) -> None:
     found = read(decoder)
     named = Counter(one.fingerprint for one in found)
@@ -46,6 +47,7 @@ def test_a_mask_that_is_right_for_the_row_before_is_named(decoder: Decoder) -> N
 
 
 @pytest.mark.parametrize("decoder", planted("X3-positions-of-old-rows"), ids=lambda one: one.name)
+@pytest.mark.tiers(quick=1, rest=1)
 def test_a_position_that_is_due_to_the_row_before_is_said(decoder: Decoder) -> None:
     found = read(decoder)
     assert {one.fingerprint for one in found} == {"position/query-position"}
@@ -63,12 +65,14 @@ def test_a_position_that_is_due_to_the_row_before_is_said(decoder: Decoder) -> N
     "switch",
     ["M4-rejected-visible", "M4-accepted-hidden", "M3-mask-by-token", "P1-positions-by-slot", "X2-stale-row-index"],
 )
+@pytest.mark.tiers(quick=0, rest=1)
 def test_other_faults_of_masks_and_positions_are_no_handover(switch: str) -> None:
     for fault in [fault for fault in FAULTS if fault.switch == switch]:
         found = read(fault.decoder(), 30)
         assert not [one for one in found if one.kind == "of-another-row"], fault.id
 
 
+@pytest.mark.long
 def test_right_engines_hand_rows_over() -> None:
     for name in ("holes", "rolled_back", "realigned", "continuous", "static"):
         assert not read(BUILDS[name].decoder(name), 20)

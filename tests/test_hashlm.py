@@ -115,6 +115,7 @@ def spelled_out(steps: list[Step], trace: Trace) -> list[Step]:
 
 @pytest.mark.parametrize(("name", "static"), PLAYS)
 @both
+@pytest.mark.tiers(quick=57, rest=23)
 def test_defaults_are_those_of_the_real_architecture(family: str, name: str, static: bool) -> None:
     model, trace = traced(family)
     ours = play(model, VARIANTS[name], static)
@@ -158,6 +159,7 @@ STATIC = ("rotary", "learned", "slot-distance")  # with a static cache generate(
     ],
     ids=str,
 )
+@pytest.mark.tiers(quick=14, rest=5)
 def test_generate_emits_the_truth_alone_and_in_a_batch(family: str, how: dict[str, Any]) -> None:
     wanted = [truth(family, prompt) for prompt in PROMPTS]
     assert generated(hash_lm(family), PROMPTS, **how) == wanted
@@ -245,6 +247,7 @@ def test_a_change_changes_the_queries_that_see_it_and_no_other(family: str) -> N
 
 
 @both
+@pytest.mark.tiers(quick=0, rest=1)
 def test_every_copy_in_the_cache_counts(family: str) -> None:
     right = ask(family)
     for layer, value, row, head, slot, field in np.ndindex(LAYERS, 2, 2, HEADS, 5, WIDTH):
@@ -404,6 +407,7 @@ def played(model: Any, steps: list[Step], layers: Callable[[], list[Any]]) -> li
 @pytest.mark.parametrize(("sizes", "length"), TOLD)
 @pytest.mark.parametrize("static", [False, True])
 @both
+@pytest.mark.tiers(quick=4, rest=8)
 def test_what_a_cache_tells_of_the_mask_is_used_as_by_real_models(
     family: str, static: bool, sizes: str, length: str
 ) -> None:
@@ -498,6 +502,7 @@ def test_a_pad_of_its_own_is_never_emitted() -> None:
     assert torch.equal(model(IDS).logits[..., :VOCAB], hash_lm("rotary")(IDS).logits)
 
 
+@pytest.mark.long
 def test_right_decoders_are_right_with_such_a_pad() -> None:
     case = Case(prompts=((5, 7, 9), (3,), (60, 2)), max_new_tokens=6, num_draft_tokens=3, accepts=((2,), (0, 3)))
     outside = replace(case, pad_token_id=case.vocab_size)
@@ -543,7 +548,11 @@ def test_provenance_travels_with_the_entries() -> None:
         ({"attention_mask": torch.ones(2, 1, 4, 3)}, ValueError, r"\[2, heads, 4, 4\], got shape \[2, 1, 4, 3\]"),
         ({"position_ids": WHERE}, ValueError, r"position_ids: expected \[2, 4\], got shape \[2, 7\]"),
         ({"position_ids": WHERE[None, :, :4]}, ValueError, r"expected \[2, 4\], got shape \[1, 2, 4\]"),
-        ({"past_key_values": ((IDS, IDS),)}, TypeError, "past_key_values: expected a cache of transformers .* tuple"),
+        (
+            {"past_key_values": ((IDS, IDS),)},
+            TypeError,
+            "(past_key_values|cache): expected a cache of transformers .* tuple",
+        ),
         ({"past_key_values": hash_lm("rotary")(IDS[:1]).past_key_values}, ValueError, "expected a cache of 2 rows .*1"),
     ],
 )

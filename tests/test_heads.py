@@ -200,6 +200,7 @@ def cases(count: int = 60) -> list[Case]:
     return Source(3, DECODER.families, DECODER.padding_sides, DECODER.cache_states).chunk(0, count)
 
 
+@pytest.mark.rest
 def test_right_heads_lose_nothing() -> None:
     total: Counter[str] = Counter()
     met = set()
@@ -325,6 +326,7 @@ def not_written_again(patch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
+@pytest.mark.tiers(quick=1, rest=2)
 def test_a_wrong_input_is_named(
     change: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,6 +155,7 @@ def eqcheck(*words: str) -> int:
 
 
 @pytest.mark.parametrize(("content", "what"), REFUSED, ids=IDS)
+@pytest.mark.tiers(quick=52, rest=1)
 def test_a_hostile_file_is_refused_in_one_line(
     work: Path, capsys: Printed, content: Any, what: tuple[str, ...]
 ) -> None:
@@ -169,6 +170,7 @@ def test_a_hostile_file_is_refused_in_one_line(
         assert part in line
 
 
+@pytest.mark.rest
 def test_the_corpus_survives_all_of_them(work: Path) -> None:
     folder = work / ".eqcheck" / "1" / "good"
     folder.mkdir(parents=True)
@@ -234,11 +236,13 @@ def test_what_fails_beyond_the_claim_is_said_to_be_a_discovery(work: Path, capsy
 
 
 @pytest.mark.parametrize("limit", [1, 5, 60.0, 86400])
+@pytest.mark.tiers(quick=3, rest=0)
 def test_no_time_limit_that_is_taken_makes_a_right_decoder_fail(work: Path, capsys: Printed, limit: float) -> None:
     assert eqcheck("replay", str(written(work / "case.json", {**FILE, "case_timeout": limit}))) == 0
     assert capsys.readouterr().out.startswith("FIXED: eqspec")
 
 
+@pytest.mark.rest
 def test_a_short_time_limit_counts_only_where_the_case_was_one_that_hung(work: Path, capsys: Printed) -> None:
     (work / "slow.py").write_text(SLOW)
     path = written(work / "case.json", {**FILE, "case_timeout": 1})
@@ -313,6 +317,7 @@ def test_an_installed_entry_point_that_the_file_names_is_run(evil: Path, monkeyp
     assert (evil / "was-run").exists()
 
 
+@pytest.mark.rest
 def test_the_reproduce_command_names_code_that_is_not_shipped(evil: Path) -> None:
     def reproduce(adapter: str, name: str) -> str:
         assert eqcheck("audit", "--adapter", adapter, "--cases", "5", "--out", "out") == 1
@@ -339,6 +344,7 @@ EXTREMES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("extreme", EXTREMES, ids=lambda given: "-".join(given))
+@pytest.mark.tiers(quick=3, rest=4)
 def test_a_right_decoder_is_right_on_the_largest_cases_that_are_taken(extreme: dict[str, Any], tmp_path: Path) -> None:
     path = written(tmp_path / "case.json", Case(**extreme).to_dict())
     assert read_case(path).case == Case(**extreme)

@@ -90,6 +90,7 @@ def refused_in_one_line(reading: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", READERS)
+@pytest.mark.tiers(quick=3, rest=1)
 def test_a_file_changed_anywhere_is_read_or_refused_in_one_line(kind: str) -> None:
     whole, reader = READERS[kind]
 
@@ -150,12 +151,14 @@ def test_no_folder_is_read_that_only_the_file_names(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     "words", [["replay", "nothere.json"], ["audit", "nothere.py"], ["audit", "eqspek"], ["report", "nothere"]]
 )
+@pytest.mark.tiers(quick=2, rest=2)
 def test_what_is_not_there_is_told_without_torch(words: list[str]) -> None:
     code = f"import sys; sys.modules['torch'] = None\nfrom eqcheck import cli\nsys.exit(cli.main({words}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (4, 1), done.stderr
 
 
+@pytest.mark.rest
 def test_a_report_of_thousands_of_violations_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = REPORT["violations"][0]
     many = [{**one, "fingerprint": f"{one['fingerprint']}:{number}"} for number in range(6000)]
@@ -167,6 +170,7 @@ def test_a_report_of_thousands_of_violations_is_shown(tmp_path: Path, capsys: py
     assert "5900 findings of this audit stand in report.json alone" in page
 
 
+@pytest.mark.rest
 def test_two_reports_of_thousands_of_violations_are_compared_on_a_small_page(tmp_path: Path) -> None:
     one, folders = REPORT["violations"][0], [tmp_path / "before", tmp_path / "now"]
     for folder, first in zip(folders, (0, 300), strict=True):
@@ -181,6 +185,7 @@ def test_two_reports_of_thousands_of_violations_are_compared_on_a_small_page(tmp
     assert "400 more causes: the command prints all of them." in page
 
 
+@pytest.mark.rest
 def test_to_read_a_report_needs_no_torch(tmp_path: Path) -> None:
     folder = Path(__file__).resolve().parents[1] / "reports/showcase/bsp"
     words = ["report", str(folder), "--html", str(tmp_path / "page.html")]

@@ -80,12 +80,12 @@ def harmless(text: str) -> bool:
     return text == printable(text)
 
 
-def check_markdown(text: str, fingerprint: str) -> None:
+def check_markdown(text: str, begin: str) -> None:
     """A CommonMark parser finds the headings of a report, one block of code that holds what was said, and no HTML."""
     assert harmless(text)
     tokens = MarkdownIt().parse(text)
     headings = [tokens[at + 1].content for at, token in enumerate(tokens) if token.type == "heading_open"]
-    (own,) = [heading for heading in headings if heading.startswith(fingerprint)]
+    (own,) = [heading for heading in headings if heading.startswith(begin)]
     assert not [heading for heading in headings if "heading" in heading and heading != own]
     assert not [token for token in tokens if token.type == "html_block"]
     assert not [child for token in tokens for child in token.children or [] if child.type == "html_inline"]
@@ -94,6 +94,7 @@ def check_markdown(text: str, fingerprint: str) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--isolate",)], ids=str)
+@pytest.mark.tiers(quick=1, rest=1)
 def test_nothing_a_decoder_says_reaches_the_terminal_or_a_report_as_it_is(
     work: Path, capsys: Printed, words: tuple[str, ...]
 ) -> None:
@@ -110,7 +111,7 @@ def test_nothing_a_decoder_says_reaches_the_terminal_or_a_report_as_it_is(
     assert "\n" not in violation["fingerprint"]
     for path in work.rglob("cases/*.json"):
         assert all(map(harmless, texts(json.loads(path.read_text()))))
-    check_markdown((folder / "report.md").read_text(), "crash/exception:Bad")
+    check_markdown((folder / "report.md").read_text(), "FAIL crash/exception:Bad")
     assert cli.main(shlex.split(violation["reproduce"])[1:]) == 1
     replayed = capsys.readouterr()
     assert harmless(replayed.out)
@@ -129,6 +130,7 @@ def test_why_a_decoder_declines_stays_in_its_place(work: Path, capsys: Printed) 
     assert "<script>" not in markdown
 
 
+@pytest.mark.rest
 def test_an_engine_s_texts_stay_in_their_places(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoded = registry.load("mine.py")
     case = EngineCase((EngineRow((1, 2), RowOptions(2)),))
@@ -143,7 +145,7 @@ def test_an_engine_s_texts_stay_in_their_places(work: Path, monkeypatch: pytest.
     report = write(found, work / "out")
     assert all(map(harmless, texts(report)))
     assert report == json.loads((work / "out" / "report.json").read_text())
-    check_markdown((work / "out" / "report.md").read_text(), "crash/exception:Bad")
+    check_markdown((work / "out" / "report.md").read_text(), "FAIL crash/exception:Bad")
     monkeypatch.setattr("eqcheck.lanes.checkpoint.script.truth", lambda *_: ModelTruth(None))
     monkeypatch.setattr(ModelTruth, "row", lambda *_: [1])
     monkeypatch.setattr(decoded.function, "script", (), raising=False)
@@ -230,6 +232,7 @@ def audited(folder: Path, limit: int, *words: str, **where: Any) -> subprocess.C
     return subprocess.run([sys.executable, "-c", AUDIT, str(limit), *words], env=environment, **given)
 
 
+@pytest.mark.long
 def test_a_full_disk_loses_no_verdict(tmp_path: Path) -> None:
     kept = [tmp_path / "reports/mine" / name for name in ("report.json", "report.md", "cases/old.json")]
     kept.append(tmp_path / ".eqcheck/1/mine/old.json")
@@ -246,6 +249,7 @@ def test_a_full_disk_loses_no_verdict(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.tmp"))
 
 
+@pytest.mark.long
 def test_a_full_disk_under_standard_output_keeps_the_exit_code(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         done = audited(tmp_path, 0, stdout=full)

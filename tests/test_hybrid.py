@@ -172,6 +172,7 @@ def test_a_convolution_keeps_as_many_inputs_as_it_needs() -> None:
 
 @pytest.mark.parametrize("family", HYBRID)
 @pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.tiers(quick=3, rest=4)
 def test_engines_are_right_where_this_says_so(family: str, name: str) -> None:
     build = replace(BUILDS[name], families=(family,))
     decoder = build.decoder(name)
@@ -219,6 +220,7 @@ def named(fault: Fault, cases: int) -> tuple[Counter[str], list[Explanation]]:
         ("M50-verified-without-window.windowed", "window-alone", "position 0"),
     ],
 )
+@pytest.mark.tiers(quick=0, rest=2)
 def test_the_layer_at_fault_is_said_and_shown(name: str, said: str, slots: str) -> None:
     fault = planted(name)
     kinds, explanations = named(fault, 30)
@@ -232,6 +234,7 @@ def test_the_layer_at_fault_is_said_and_shown(name: str, said: str, slots: str) 
     assert any(slots in slot.holds for one in explanations for slot in one.slots)
 
 
+@pytest.mark.rest
 def test_of_both_layers_no_layer_is_said_to_be_right() -> None:
     for name in ("K61-states-keep-rejected.rerun", "K62-states-of-before-the-round.rerun"):
         kinds, explanations = named(planted(name), 30)
@@ -239,6 +242,7 @@ def test_of_both_layers_no_layer_is_said_to_be_right() -> None:
         assert {one.facts.get("statement") for one in explanations} == {None}
 
 
+@pytest.mark.rest
 def test_the_full_layer_alone_may_be_at_fault() -> None:
     """A window on the layer that has none is a wrong window; what lies in the window hides nothing."""
     windowed = BUILDS["windowed"]

@@ -143,6 +143,7 @@ WHAT = {
 
 
 @pytest.mark.parametrize("name", WHAT)
+@pytest.mark.tiers(quick=4, rest=4)
 def test_what_is_reported_and_that_the_next_case_is_run(work: Path, name: str) -> None:
     fingerprint, detail = WHAT[name]
     hangs = fingerprint == "crash/hang"
@@ -181,6 +182,7 @@ def gone(pids: list[int], seconds: float = 60.0) -> bool:
     return not any(map(alive, pids))
 
 
+@pytest.mark.long
 def test_a_worker_is_killed_with_its_children(work: Path) -> None:
     with worker(work, "has_children", timeout=10.0) as isolated:
         assert isolated.try_case(TWO).fingerprint == "crash/hang"
@@ -219,6 +221,7 @@ def test_only_a_decoder_with_a_spec_can_be_isolated() -> None:
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.long
 def test_isolation_does_not_change_a_report(jobs: int) -> None:
     plain = audit(registry.load("bsp"), Options(cases=30))
     isolated = audit(registry.load("bsp"), Options(cases=30, isolate=True, jobs=jobs))
@@ -226,6 +229,7 @@ def test_isolation_does_not_change_a_report(jobs: int) -> None:
     assert isolated.violations == plain.violations
 
 
+@pytest.mark.long
 def test_jobs_and_isolation_together_survive_crashes(work: Path) -> None:
     result = audit(registry.load("bad.py:exits"), Options(cases=30, isolate=True, jobs=2))
     assert [violation.fingerprint for violation in result.violations] == ["crash/exception:ProcessExit-7"]
@@ -235,6 +239,7 @@ def test_jobs_and_isolation_together_survive_crashes(work: Path) -> None:
 
 
 @pytest.mark.parametrize(("ending", "jobs"), [(signal.SIGINT, "2"), (signal.SIGKILL, "1")])
+@pytest.mark.long
 def test_no_process_outlives_its_audit(work: Path, ending: signal.Signals, jobs: str) -> None:
     words = ("audit", "--adapter", "bad.py:deaf", "--isolate", "--jobs", jobs, "--case-timeout", "600s")
     command = [sys.executable, "-m", "eqcheck.cli", *words]
@@ -260,6 +265,7 @@ def test_no_process_outlives_its_audit(work: Path, ending: signal.Signals, jobs:
     assert gone(below)
 
 
+@pytest.mark.rest
 def test_replay_of_an_isolated_case_is_isolated(work: Path) -> None:
     words = ("audit", "--adapter", "bad.py:exits", "--isolate", "--cases", "12", "--case-memory", "900M")
     assert cli.main(words) == 1
@@ -271,6 +277,7 @@ def test_replay_of_an_isolated_case_is_isolated(work: Path) -> None:
     assert cli.main(("replay", str(bare), "--adapter", "bad.py:segfaults", "--isolate")) == 1
 
 
+@pytest.mark.long
 def test_three_decoders_that_crash_hang_and_eat_memory_are_all_reported(work: Path) -> None:
     words = ["--isolate", "--case-timeout", "1s", "--cases", "8"]
     for name in ("exits", "deaf", "one_tensor"):

@@ -133,6 +133,7 @@ def test_only_what_is_listed_passes() -> None:
     assert exit_code([listed(audit(PAST_EOS), fingerprint="bookkeeping/past-eos:subject")], False) == 1
 
 
+@pytest.mark.rest
 def test_an_entry_of_a_decoder_that_is_not_audited_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from eqcheck.oracle.check import judge
 
 
 @pytest.mark.parametrize("decoder", known_good().values(), ids=lambda decoder: decoder.name)
+@pytest.mark.tiers(quick=1, rest=7)
 def test_no_false_alarm(decoder: Decoder) -> None:
     torch.set_num_threads(1)
     source = Source(11, decoder.families, decoder.padding_sides, decoder.cache_states)

@@ -226,6 +226,7 @@ class Staying(RoundEngine):
 
 
 @pytest.mark.parametrize("engine", [Holes, Realigned])
+@pytest.mark.tiers(quick=1, rest=1)
 def test_a_row_that_goes_on_after_its_end_is_taken_for_no_other(engine: type[RoundEngine]) -> None:
     """It is the row whose entries it holds, though ids that it is fed stand in other rows, too."""
     stays = type("Stays", (Staying, engine), {})

@@ -56,6 +56,7 @@ def _failed(pytester: pytest.Pytester, spec: str) -> set[str]:
     return {line.split("::")[1].split("[")[0] for line in result.outlines if " FAILED " in line or " SKIPPED " in line}
 
 
+@pytest.mark.long
 def test_all_but_determinism_fail_on_hf_pr(pytester: pytest.Pytester) -> None:
     path = pytester.makepyfile(mine=DECODERS)
     failed = _failed(pytester, f"{path}:undeclared")
@@ -63,11 +64,13 @@ def test_all_but_determinism_fail_on_hf_pr(pytester: pytest.Pytester) -> None:
     assert "test_determinism" not in failed
 
 
+@pytest.mark.long
 def test_determinism_fails_on_a_decoder_that_alternates(pytester: pytest.Pytester) -> None:
     path = pytester.makepyfile(mine=DECODERS)
     assert "test_determinism" in _failed(pytester, f"{path}:alternates")
 
 
+@pytest.mark.rest
 def test_only_the_trace_shows_a_decoder_that_asks_nothing(pytester: pytest.Pytester) -> None:
     path = pytester.makepyfile(mine=DECODERS)
     assert _failed(pytester, f"{path}:asks_nothing") == {"test_every_query_saw_its_row"}
@@ -87,6 +90,7 @@ SAMPLED = {
 
 
 @pytest.mark.parametrize("number", SAMPLED)
+@pytest.mark.tiers(quick=0, rest=1)
 def test_each_law_of_samplers_fails_on_some(number: int, pytester: pytest.Pytester) -> None:
     path = pytester.makepyfile(wrong=f"{SAMPLERS}\nsampler = planted[{number}]")
     brief = [Brief()] if number == 45 else []  # two cases show that a seed is ignored

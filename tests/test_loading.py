@@ -65,6 +65,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_TOLD_AFTER_S", 0.5)
 
 
+@pytest.mark.long
 def test_a_slow_load_is_no_violation_and_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     heard: list[Event] = []
     found = audited(tmp_path, load=SLOW, listen=heard)
@@ -77,6 +78,7 @@ def test_a_slow_load_is_no_violation_and_is_told(tmp_path: Path, capsys: pytest.
     assert line == "slow: loading checkpoint full"
 
 
+@pytest.mark.rest
 def test_a_quick_load_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_TOLD_AFTER_S", 60.0)
     heard: list[Event] = []
@@ -84,6 +86,7 @@ def test_a_quick_load_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not [event for event in heard if isinstance(event, Loading)]
 
 
+@pytest.mark.long
 def test_the_same_seconds_in_a_case_are_a_hang(tmp_path: Path) -> None:
     found = audited(tmp_path, decode=SLOW)
     assert [finding.fingerprint for finding in found.violations] == ["crash/hang"]
@@ -98,6 +101,7 @@ def test_the_same_seconds_in_a_case_are_a_hang(tmp_path: Path) -> None:
         ('raise eqcheck.Unsupported("no windows")', "no windows"),
     ],
 )
+@pytest.mark.tiers(quick=0, rest=1)
 def test_a_load_that_fails_is_a_line_and_the_audit_goes_on(
     load: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +115,7 @@ def test_a_load_that_fails_is_a_line_and_the_audit_goes_on(
     assert time.monotonic() - began < 600
 
 
+@pytest.mark.long
 def test_an_engine_that_never_loads_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "LOADING", 1.0)
     (tmp_path / "slow.py").write_text(ENGINE.replace("LOAD", "time.sleep(600)").replace("DECODE", "pass"))
@@ -124,6 +129,7 @@ def test_an_engine_that_never_loads_is_given_up(tmp_path: Path, monkeypatch: pyt
     assert starts is None, "nothing is started for a load that is given up"
 
 
+@pytest.mark.rest
 def test_a_folder_that_was_changed_is_told_in_a_line_before_anything_loads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

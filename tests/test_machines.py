@@ -11,12 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+from committed import committed
+
 from eqcheck.case import engine
 from eqcheck.checkpoints import builder
 from eqcheck.checkpoints.models import known
 from eqcheck.lanes.checkpoint.script import ENGINE
 
-REPORTS = Path(__file__).parents[1] / "reports"
 SHOWN = """
 import json
 from pathlib import Path
@@ -49,30 +51,30 @@ def shown(capability: str, folder: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_names_verdicts_and_fingerprints_are_the_same_on_every_cpu(tmp_path: Path) -> None:
     plain, wide = (shown(capability, tmp_path / capability) for capability in ("default", "avx2"))
     assert plain == wide
     assert len(plain["report"]["violations"]) > 1
-    stored = [json.loads(path.read_text())["case"] for path in REPORTS.glob("*/cases/*.json")]
+    stored = [json.loads(path.read_text())["case"] for path in committed("reports/*/cases/*.json")]
     named = {case["checkpoint"] for case in stored if "checkpoint" in case}
     assert plain["checkpoint"] in named
     assert all(map(known, named)), "the committed cases are for other weights"
 
 
 def test_the_committed_scripts_build_the_same_weights() -> None:
-    audits = [path.parent for path in REPORTS.glob("*/report.json")]
-    scripts = {
-        path: path.read_text() for folder in audits for path in folder.glob("*.py") if path.name != "_adapter.py"
-    }
+    audits = [path.parent for path in committed("reports/*/report.json")]
+    beside = [path for folder in audits for path in committed(f"reports/{folder.name}/*.py")]
+    scripts = {path: path.read_text() for path in beside if path.name != "_adapter.py"}
     assert {path.parent for path in scripts if path.name == ENGINE} == {path.parent for path in scripts}
     shared = [path.parent for path in scripts if path.name == ENGINE]
     assert not any("normal_(" in text for text in scripts.values())
     for folder in shared:
-        committed = dict[str, str]()
-        for path in folder.glob("_*.py"):
-            committed |= functions(path.read_text())
+        stored = dict[str, str]()
+        for path in committed(f"reports/{folder.name}/_*.py"):
+            stored |= functions(path.read_text())
         built = functions(inspect.getsource(builder))
-        assert all(committed[name] == built[name] for name in ("target_model", "noisy", "normal"))
+        assert all(stored[name] == built[name] for name in ("target_model", "noisy", "normal"))
 
 
 def functions(text: str) -> dict[str, str]:

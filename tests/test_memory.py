@@ -30,6 +30,7 @@ from eqcheck.selfcheck.memory import MemoryResult, check_build, check_leak
 
 
 @pytest.mark.parametrize("number", range(len(LEAKS)), ids=[leak.id for leak in LEAKS])
+@pytest.mark.tiers(quick=1, rest=2)
 def test_a_planted_leak_is_warned_of_and_the_output_is_right(number: int) -> None:
     assert check_leak(number).failure == ""
     leak = LEAKS[number].decoder()
@@ -38,6 +39,7 @@ def test_a_planted_leak_is_warned_of_and_the_output_is_right(number: int) -> Non
 
 
 @pytest.mark.parametrize("name", [*BUILDS])
+@pytest.mark.tiers(quick=3, rest=5)
 def test_builds_are_warned_of_what_they_keep_by_their_build_only(name: str) -> None:
     result = check_build(name)
     assert result.failure == ""
@@ -46,6 +48,7 @@ def test_builds_are_warned_of_what_they_keep_by_their_build_only(name: str) -> N
 
 @pytest.mark.parametrize("name", ["eqspec", "exspec", "ragged"])
 @pytest.mark.parametrize("family", ["rotary", "learned"])
+@pytest.mark.tiers(quick=2, rest=2)
 def test_reference_engines_keep_nothing_for_nothing(name: str, family: str) -> None:
     engine = registry.load(name)
     with engine.running() as generate:
@@ -73,6 +76,7 @@ def test_packed_holds_the_least_and_the_bound_is_what_the_note_says() -> None:
         assert use.held == use.least == slots * TOKEN
 
 
+@pytest.mark.rest
 def test_shares_add_up_to_what_is_held() -> None:
     case = probe_case("rotary", "left")
     with registry.load("ragged").running() as generate:
@@ -162,6 +166,7 @@ def test_the_case_meets_what_decoders_require(requires: tuple[str, ...]) -> None
     assert ("no-eos" in requires) == (not case.eos_token_ids)
 
 
+@pytest.mark.long
 def test_an_audit_reports_memory_only_where_it_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for flags in ([], ["--memory"]):
         assert cli.main(["audit", "ragged", "--cases", "5", "--no-corpus", "--out", str(tmp_path), *flags]) == 0
@@ -173,6 +178,7 @@ def test_an_audit_reports_memory_only_where_it_is_asked(tmp_path: Path, capsys: 
     assert "the least" in (tmp_path / "ragged" / "report.html").read_text()
 
 
+@pytest.mark.rest
 def test_a_leak_is_a_warning_of_an_audit_and_no_violation(tmp_path: Path) -> None:
     leaking = tmp_path / "leaking.py"
     leaking.write_text(

@@ -36,6 +36,7 @@ PENALTIES: dict[str, Any] = {"repetition_penalty": 1.7, "presence_penalty": 2.0,
 
 
 @pytest.mark.parametrize("option", PENALTIES)
+@pytest.mark.tiers(quick=1, rest=2)
 def test_an_option_that_is_ignored_is_named(models: tuple[Any, Any], option: str) -> None:
     truth = ModelTruth(models[0])
     eos = truth.row(case_of().rows[0])[9]
@@ -121,6 +122,7 @@ MISUSED = [
 
 @torch.no_grad()
 @pytest.mark.parametrize(("before", "option", "edit"), MISUSED)
+@pytest.mark.tiers(quick=0, rest=1)
 def test_an_option_applied_at_the_wrong_places_is_named(
     models: tuple[Any, Any], before: Before, option: str, edit: str
 ) -> None:
@@ -211,6 +213,7 @@ def _one_off(case: EngineCase) -> list[EngineRow]:
         (_one_off, "option-of-other-ids:logit-bias:above"),
     ],
 )
+@pytest.mark.tiers(quick=0, rest=2)
 def test_what_looks_like_an_ignored_option_is_named_as_it_is(
     altered: Callable[[EngineCase], list[EngineRow]], edit: str
 ) -> None:
@@ -251,6 +254,7 @@ def test_an_end_that_is_another_rows_is_an_option(models: tuple[Any, Any]) -> No
     assert named(abduce(Evidence(*models, case, outputs))) == "options/ignored-option"
 
 
+@pytest.mark.rest
 def test_options_of_rows_that_go_on_are_no_fault_of_the_commit() -> None:
     """Next rows of those that go on lend their ids: a draft without options proposes what the engine then emits."""
     rng, alone = random.Random("1 allowed-ids"), truth("full")
@@ -284,6 +288,7 @@ def test_a_penalty_times_the_tokens_of_a_long_round_may_be_one_that_no_case_has(
 
 
 @torch.no_grad()
+@pytest.mark.rest
 def test_a_minimum_that_is_counted_wrongly_is_not_said_to_be_another_rows(models: tuple[Any, Any]) -> None:
     """Whatever holds an EOS back too long looks like the greater minimum of the row beside."""
 

@@ -34,6 +34,7 @@ def test_each_place_of_the_table_is_found_and_every_mutant_has_its_answers() -> 
 
 
 @pytest.mark.parametrize("engine", mutator.ENGINES)
+@pytest.mark.tiers(quick=1, rest=1)
 def test_right_engines_are_right_on_real_models(engine: str) -> None:
     assert real.changes(registry.load(engine).function, 8) is None
 
@@ -45,6 +46,7 @@ def test_right_engines_are_right_on_real_models(engine: str) -> None:
         ("eqspec.py", "drop-keyword position_ids=torch.tensor(positions, device=device),", "position"),
     ],
 )
+@pytest.mark.tiers(quick=0, rest=1)
 def test_a_mutant_changes_a_real_model_and_is_caught(file: str, change: str, component: str) -> None:
     mutant = of(file)[change]
     with trial.loaded(mutant) as decoder:
@@ -64,6 +66,7 @@ def test_what_is_said_outside_the_table_waits_for_a_person() -> None:
 
 
 @pytest.mark.parametrize("change", ["swap-elements [waiting, drafts]"])
+@pytest.mark.long
 def test_an_answer_of_unknown_source_is_not_called_bookkeeping(change: str) -> None:
     """The tokens are fed in the wrong order; what is emitted was answered by a query that is not the row's next."""
     with trial.loaded(of("serving/rounds.py")[change]) as decoder:

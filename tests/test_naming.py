@@ -110,6 +110,7 @@ WRONG: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", WRONG)
+@pytest.mark.tiers(quick=3, rest=6)
 def test_a_wrong_sampler_is_named(name: str, seed: int) -> None:
     kind, changes = WRONG[name]
     found = named([read(lambda rng, p, q: rejection(rng, p, q, **changes), seed=seed)])
@@ -120,6 +121,7 @@ def test_a_wrong_sampler_is_named(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("draw", [rejection, matching])
+@pytest.mark.tiers(quick=1, rest=2)
 def test_nothing_is_said_of_a_right_sampler(draw: Draw, seed: int) -> None:
     assert named([read(draw, seed=seed)]) is None
 
@@ -139,6 +141,7 @@ def test_a_wrong_bonus_is_named() -> None:
         ("round-before-end", "stale-bonus"),
     ],
 )
+@pytest.mark.tiers(quick=2, rest=2)
 def test_a_bonus_of_another_place_is_named(name: str, kind: str) -> None:
     elsewhere = read(rejection)
     laws = elsewhere.around[name][COUNT:]
@@ -208,6 +211,7 @@ def test_the_meaning_of_a_kind_is_not_said_twice(words: str) -> None:
     assert KINDS["residual"].meaning not in seen.detail
 
 
+@pytest.mark.rest
 def test_what_no_sampler_of_the_list_does_has_no_name() -> None:
     """Draft tokens are accepted by what the row was before, and corrected by halves from two wrong laws."""
 
@@ -231,6 +235,7 @@ def strange(p: Floats, q: Floats) -> Floats:
 
 
 @pytest.mark.parametrize("again", [False, True])
+@pytest.mark.tiers(quick=1, rest=1)
 def test_corrections_alone_that_follow_no_known_law_are_named(again: bool) -> None:
     """They may draw the refused draft token again, which then looks accepted too often."""
 
@@ -252,6 +257,7 @@ def test_corrections_alone_that_follow_no_known_law_are_named(again: bool) -> No
 
 
 @pytest.mark.parametrize("accept", [lambda ratio: 0.4 * ratio**2, lambda ratio: 0.8])
+@pytest.mark.tiers(quick=1, rest=1)
 def test_corrections_are_not_named_alone_where_acceptance_is_wrong_as_well(accept: Callable[[float], float]) -> None:
     found = named([read(partial(rejection, accept=accept, left=strange))])
     assert found is not None
@@ -259,6 +265,7 @@ def test_corrections_are_not_named_alone_where_acceptance_is_wrong_as_well(accep
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.tiers(quick=1, rest=2)
 def test_a_draft_that_races_with_the_noise_of_the_target_is_no_wrong_correction(seed: int) -> None:
     def coupled(rng: np.random.Generator, p: Floats, q: Floats) -> tuple[str, int, int]:
         times = rng.exponential(size=V)
@@ -270,6 +277,7 @@ def test_a_draft_that_races_with_the_noise_of_the_target_is_no_wrong_correction(
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.tiers(quick=1, rest=2)
 def test_a_draft_that_has_the_targets_own_noise_is_not_taken_for_the_fault(seed: int) -> None:
     """A draft that races with the noise of the target is accepted more often than any ratio says; only bonuses lie."""
 
@@ -314,11 +322,12 @@ def test_a_few_tokens_without_probability_bear_out_no_words(often: bool) -> None
     ]:
         one.role[i], one.token[i] = "accepted", one.draft[i]
     told = Read(**{**vars(one), "p": {**dict.fromkeys(one.p, cut), "cuts": one.p[""], "options": one.p[""]}})
-    sampler = sampler_of("the target's law is taken without the row's cuts where draft tokens are verified", 1)
+    sampler = sampler_of("the target's distribution is taken without the row's cuts where draft tokens are verified", 1)
     assert KnownRounds([told]).bears_out(sampler) == often
 
 
 @pytest.mark.parametrize("everywhere", [True, False])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_a_cut_that_takes_one_token_too_many_is_named(everywhere: bool) -> None:
     """It shows by what never comes; and a sampler whose law is right but for that does not fit."""
     one = read(rejection, count=4 * COUNT)
@@ -342,6 +351,7 @@ def test_a_cut_that_takes_one_token_too_many_is_named(everywhere: bool) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.01, 0.05])
+@pytest.mark.tiers(quick=2, rest=1)
 def test_impossible_tokens_that_are_accepted_now_and_then_are_named_where_there_are_enough(rate: float) -> None:
     one = read(rejection)
     cut = np.where(one.p[""] >= np.sort(one.p[""], axis=-1)[:, -4][:, None], one.p[""], 0.0)
@@ -384,6 +394,7 @@ def test_the_right_laws_fit_and_wrong_ones_do_not(part: str) -> None:
     assert misfit(wrong, part, name) > np.log(NAMED)
 
 
+@pytest.mark.rest
 def test_the_right_laws_seldom_misfit() -> None:
     """Evidence of 10 against what is right comes once in ten at most."""
     over = [

@@ -55,8 +55,9 @@ def test_a_narrow_picture_is_a_table_with_shorter_heads() -> None:
     e = told("showcase/bsp").violations[0].evidence
     assert "slot    holds" in render(e, 100)
     lines = render(e, 50).splitlines()
-    assert "       slot  holds     token  pos. id     att." in lines
-    assert lines[lines.index("    >  3     token 2   104    3, must be  yes") + 1] == "                              2"
+    assert "       slot  holds       token  pos. id     att." in lines
+    at = lines.index("    >  3     position 2  104    3, must be  yes")
+    assert lines[at + 1] == "             (query)            2"
 
 
 def test_words_are_not_broken() -> None:

@@ -16,6 +16,7 @@ PACKAGES = newcomer.reused(Path(sysconfig.get_paths()["purelib"]))
 
 
 @pytest.mark.parametrize("page", newcomer.PAGES)
+@pytest.mark.rest
 def test_a_page_works_from_its_first_command_to_its_last(page: str, tmp_path: Path) -> None:
     done = newcomer.run(page, tmp_path, PACKAGES)
     assert [one.command for one in done][:3] == [

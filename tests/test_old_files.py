@@ -45,6 +45,7 @@ def test_an_adapter_claims_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.tiers(quick=4, rest=1)
 def test_a_case_fails_as_it_did(old: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(old)
     spec = next(f"mine.py:{attribute}" for part, attribute in ADAPTERS.items() if part in Path(name).parts)
@@ -67,6 +68,7 @@ def test_a_report_is_shown_and_compared(old: Path, name: str, capsys: pytest.Cap
     assert contents(old) == before
 
 
+@pytest.mark.rest
 def test_a_corpus_is_run_first_and_its_cases_stay(old: Path) -> None:
     before = contents(old / "corpus")
     code = main(["audit", "mine.py:short", "--cases", "1", "--corpus", "corpus", "--out", "out", "--json"])

@@ -23,6 +23,7 @@ def failing(engine: Rounds) -> list[str]:
 
 
 @pytest.mark.parametrize("build", BUILDS.values())
+@pytest.mark.rest
 def test_a_right_engine_with_all_options_is_right(build: type[Rounds]) -> None:
     assert failing(build()) == []
 

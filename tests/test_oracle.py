@@ -251,6 +251,7 @@ def whole(how: str, kind: str = "rotary") -> tuple[Rows, tuple[int, ...]]:
     ],
 )
 @any_target
+@pytest.mark.tiers(quick=32, rest=24)
 def test_rows_returned_whole_are_named(kind: str, how: str, what: str, pad: int | None) -> None:
     outputs, eos = whole(how, kind)
     verdict = check(kind, outputs, eos, pad)
@@ -321,6 +322,7 @@ def test_a_row_that_repeats_its_prompt_is_not_accused() -> None:
             assert "prompt-in-output" not in oracle.check([prompt], [wrong], **asked).explain()
 
 
+@pytest.mark.rest
 def test_an_audit_and_assert_equivalent_name_it_too() -> None:
     def returns_all(target: Any, draft: Any, request: Request) -> Rows:
         rows: Rows = eqcheck.load("eqspec")(target, draft, request)
@@ -538,6 +540,7 @@ def coarse(dtype: torch.dtype) -> tuple[Any, Oracle]:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.rest
 def test_below_float32_rows_are_judged_by_evidence(dtype: torch.dtype) -> None:
     """Left-padded batches of the model itself are right, and rounding decides some tokens; with a mask that shows pads,
     rows exchanged and tokens that score far below the best the evidence of several checks decides."""

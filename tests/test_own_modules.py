@@ -209,6 +209,7 @@ def eqcheck(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs fork servers")
+@pytest.mark.long
 def test_an_audit_gives_each_an_interpreter(two: list[str], tmp_path: Path) -> None:
     done = eqcheck("audit", *two, "--cases", "6", "--json", "--no-corpus")
     assert done.returncode == 1, done.stdout + done.stderr
@@ -223,6 +224,7 @@ def test_an_audit_gives_each_an_interpreter(two: list[str], tmp_path: Path) -> N
     assert "bookkeeping/premature-stop" in done.stdout
 
 
+@pytest.mark.long
 def test_two_adapters_in_one_run_of_pytest(two: list[str], tmp_path: Path) -> None:
     for path in tmp_path.glob("*/mine.py"):  # in one interpreter a patch is met by all
         path.write_text(path.read_text().replace("transformers.DynamicCache.update = refuse", "pass"))

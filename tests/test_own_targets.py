@@ -52,6 +52,7 @@ def audited(target: str, decoder: str, *more: str) -> int:
     return cli.main(["audit", decoder, *options])
 
 
+@pytest.mark.long
 def test_a_checkpoint_is_read(folder: str, capsys: Printed) -> None:
     assert audited(folder, "transformers") == 0
     assert audited(folder, "dsd", "--seed", "2") == 0  # its faults are known
@@ -65,6 +66,7 @@ def test_a_checkpoint_is_read(folder: str, capsys: Printed) -> None:
     assert not torch.equal(target(input_ids=ids).logits, draft(input_ids=ids).logits)
 
 
+@pytest.mark.long
 def test_a_class_is_built_and_read_and_never_run_unnamed(mine: str, tmp_path: Path, capsys: Printed) -> None:
     assert audited(mine, "bsp") == 0
     case = sorted((tmp_path / "out" / "bsp").rglob("*.json"))[0]

@@ -72,17 +72,20 @@ def _python(site: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProce
     )
 
 
+@pytest.mark.rest
 def test_the_wheel_is_small_and_alone(wheel: Path, site: Path) -> None:
     assert wheel.stat().st_size < 1_140_000
     tops = {path.name for path in site.iterdir() if path.is_dir() and not path.name.endswith(".dist-info")}
     assert tops - {"bin", "__pycache__"} == {"eqcheck", "adapters"}
 
 
+@pytest.mark.rest
 def test_a_folder_that_the_wheel_forgets_is_seen(tmp_path: Path) -> None:
     assert _build(tmp_path, "eqcheck/new/__init__.py")[1] == {"eqcheck/new/__init__.py"}
 
 
 @pytest.mark.parametrize("where", ["checkout", "wheel"])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_three_folders_are_sub_packages_and_nothing_else_is(where: str, site: Path, tmp_path: Path) -> None:
     """In a checkout they lie beside ``eqcheck``; what else lies there must not be found below it."""
     code = "import sys\nfrom importlib.util import find_spec\nprint(*[find_spec(n) is not None for n in sys.argv[1:]])"
@@ -93,6 +96,7 @@ def test_three_folders_are_sub_packages_and_nothing_else_is(where: str, site: Pa
     assert done.stdout.split() == ["True"] * len(inside) + ["False"] * len(beside), done.stdout + done.stderr
 
 
+@pytest.mark.rest
 def test_a_module_of_a_checkout_exists_once(tmp_path: Path) -> None:
     code = "import sys, eqcheck, eqcheck.conformance.test_laws\nfor spec in eqcheck.names(): eqcheck.load(spec)\n"
     code += "files = [getattr(m, '__file__', None) or '' for m in sys.modules.values()]\n"
@@ -102,6 +106,7 @@ def test_a_module_of_a_checkout_exists_once(tmp_path: Path) -> None:
     assert count == distinct > 20, done.stderr
 
 
+@pytest.mark.rest
 def test_lives_beside_another_adapters(site: Path, tmp_path: Path) -> None:
     code = "import adapters, eqcheck; print(adapters.OWNER, eqcheck.__file__, *eqcheck.names())"
     done = _python(site, tmp_path, "-c", code)
@@ -110,6 +115,7 @@ def test_lives_beside_another_adapters(site: Path, tmp_path: Path) -> None:
     assert {*own, "llama_cpp", "mlx_vlm", "openai_http", "openvino_genai", "vllm"} <= set(done.stdout.split())
 
 
+@pytest.mark.long
 def test_audit_and_pytest_from_the_wheel(site: Path, tmp_path: Path) -> None:
     done = _python(site, tmp_path, "-m", "eqcheck.cli", "audit", "--adapter", "ragged", "--cases", "8")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -119,6 +125,7 @@ def test_audit_and_pytest_from_the_wheel(site: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["bench", "--quick"], ["audit", "eqspec", "--pair"]])
+@pytest.mark.tiers(quick=1, rest=0)
 def test_what_needs_the_benchmarks_says_where_they_are(words: list[str], site: Path, tmp_path: Path) -> None:
     """Another package of that name, on the index or in the user's own project, is not taken for them."""
     (tmp_path / "benchmarks").mkdir()
@@ -133,6 +140,7 @@ def test_what_needs_the_benchmarks_says_where_they_are(words: list[str], site: P
 
 
 @pytest.mark.parametrize("words", [["benchmarks"], ["eqcheck.cli", "bench"]])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_a_checkout_has_the_benchmarks(words: list[str], tmp_path: Path) -> None:
     """As a program of their own where they are, and as a command wherever one is, beside another such package."""
     (tmp_path / "benchmarks").mkdir()
@@ -164,6 +172,7 @@ def _undocumented(source: str) -> set[str]:
     return {name for name in used if name.split(".")[0] == "hypothesis"} - documented
 
 
+@pytest.mark.rest
 def test_of_hypothesis_only_what_it_documents_is_used() -> None:
     """Its other modules change without notice, also among the versions that are allowed."""
     for folder in ("eqcheck", "adapters", "reference_impls", "benchmarks", "tests"):

@@ -99,6 +99,7 @@ PROMPTS = [((5, 7, 9), (11, 3), (4, 8, 2, 6)), ((5, 7, 9), (5, 7), (5, 7, 2)), (
 
 @pytest.mark.parametrize("prompts", PROMPTS, ids=["different", "begin-alike", "equal"])
 @pytest.mark.parametrize("family", ["rotary", "learned"])
+@pytest.mark.tiers(quick=2, rest=1)
 def test_what_is_seen_of_others_is_the_masks(prompts: tuple[tuple[int, ...], ...], family: str) -> None:
     assert cause(Packed, prompts, family) == ""
     assert cause(CausalOfTheRow, prompts, family) == MASK
@@ -141,6 +142,7 @@ HIDDEN = "mask/token-hidden"
         (Pooled, ""),
     ],
 )
+@pytest.mark.tiers(quick=1, rest=4)
 def test_tokens_are_told_by_what_wrote_them_whatever_their_ids(engine: type[Packed], cause: str) -> None:
     """Where ids coincide, too, one thing is said that is true of all of these cases."""
     generate = packed(engine)
@@ -195,6 +197,7 @@ def causes(engine: type[ForkedPacked], count: int) -> Counter[str]:
     return named
 
 
+@pytest.mark.rest
 def test_several_trees_in_one_row_are_right() -> None:
     assert not causes(ForkedPacked, 50)
 
@@ -209,6 +212,7 @@ FAULTS_OF_TREES += [(trees.BonusOfLastNode, "bookkeeping/wrong-correction"), (tr
     ("engine", "cause"),
     FAULTS_OF_MASKS + [(type(one.__name__, (one, ForkedPacked), {}), cause) for one, cause in FAULTS_OF_TREES],
 )
+@pytest.mark.tiers(quick=0, rest=1)
 def test_several_trees_in_one_row_are_told_apart(engine: type[ForkedPacked], cause: str) -> None:
     named = causes(engine, 16)
     others = set(named) - {cause, "unattributed/unattributed"}

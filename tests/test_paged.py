@@ -76,6 +76,7 @@ def test_each_token_needs_a_slot() -> None:
 
 
 @pytest.mark.parametrize(("fault", "seen"), [("", set()), ("table", {"cache"}), ("length", {"mask"})])
+@pytest.mark.tiers(quick=2, rest=1)
 def test_faults_of_tables_are_read_through_it(fault: str, seen: set[str]) -> None:
     """Greedy decoding without a draft: the wrong page is read, or one token too few."""
 

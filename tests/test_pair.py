@@ -35,6 +35,7 @@ def test_is_small_and_says_how_it_was_trained() -> None:
         assert made["curve"][-1][name] < 0.4 * made["curve"][0][name]
 
 
+@pytest.mark.rest
 def test_is_what_the_loss_curve_says() -> None:
     """The shipped weights, in float16 on disk, have the loss and the agreement that training ended with."""
     models = pair.load()
@@ -45,6 +46,7 @@ def test_is_what_the_loss_curve_says() -> None:
     assert found["agreement"] == pytest.approx(stated["agreement"], abs=0.08)
 
 
+@pytest.mark.rest
 def test_training_lowers_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script runs: a few steps on little text, and what it writes can be loaded."""
     text = torch.tensor(pair.encode("def f(x):\n    return x\n" * 500))
@@ -75,6 +77,7 @@ def test_without_weights_nothing_is_begun(
 
 
 @pytest.mark.parametrize("name", ["eqspec", "exspec", "ragged"])
+@pytest.mark.tiers(quick=1, rest=1)
 def test_right_decoders_are_right_on_it(name: str) -> None:
     found = on_pair(registry.load(name))
     assert (found.equivalent, found.rows, found.first) == (16, 16, "")
@@ -97,6 +100,7 @@ def _raises(target: Any, draft: Any, request: Request) -> list[list[int]]:
     raise ZeroDivisionError("no more")
 
 
+@pytest.mark.long
 def test_wrong_decoders_are_found_on_it() -> None:
     found = on_pair(Decoder("forgets", _without_mask))
     assert 2 <= found.equivalent < 16, "the longest row of each batch needs no mask"
@@ -105,6 +109,7 @@ def test_wrong_decoders_are_found_on_it() -> None:
     assert on_pair(Decoder("raises", _raises)).equivalent == 0
 
 
+@pytest.mark.rest
 def test_audit_says_what_it_found_there(tmp_path: Path, capsys: Any) -> None:
     source = tmp_path / "mine.py"
     source.write_text(
@@ -118,7 +123,7 @@ def test_audit_says_what_it_found_there(tmp_path: Path, capsys: Any) -> None:
     command = ["audit", "--adapter", str(source), "--cases", "30", "--out", str(tmp_path), "--no-corpus"]
     assert cli.main(command) == 0
     assert cli.main([*command, "--pair"]) == 1
-    assert "on trained models 14 of 16 rows are the target's" in capsys.readouterr().out
+    assert "on trained models 14 of 16 rows are what the target returns alone" in capsys.readouterr().out
     report = json.loads((tmp_path / "odd" / "report.json").read_text())
     assert report["verdict"] == "violation"
     assert report["real_pair"]["equivalent"] == 14
@@ -126,7 +131,7 @@ def test_audit_says_what_it_found_there(tmp_path: Path, capsys: Any) -> None:
 
 
 def test_a_decoder_that_declines_trained_models_was_not_tried_on_them(tmp_path: Path, capsys: Any) -> None:
-    assert cli.main(["audit", "heads", "--cases", "5", "--out", str(tmp_path), "--no-corpus", "--pair"]) == 0
-    said = "ot tried on trained models, declined: draft: expected one with a scripted head"
+    assert cli.main(["audit", "heads", "--cases", "12", "--out", str(tmp_path), "--no-corpus", "--pair"]) == 0
+    said = "ot tried on trained models: declined: draft: expected one with a scripted head"
     assert said in " ".join(capsys.readouterr().out.split())
     assert said in (tmp_path / "heads" / "report.md").read_text()

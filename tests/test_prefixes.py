@@ -64,6 +64,7 @@ def evidence(kind: str, case: EngineCase, outputs: list[list[int]]) -> Evidence:
 
 @pytest.mark.parametrize("kind", ["full", "window"])
 @pytest.mark.parametrize("short", [1, 2])
+@pytest.mark.tiers(quick=1, rest=3)
 def test_a_cached_beginning_without_its_end_is_named(kind: str, short: int) -> None:
     for seed in range(3):
         case = drawn(seed)
@@ -84,6 +85,7 @@ def test_one_request_of_several_with_a_short_hit_is_enough() -> None:
     assert (cause.row, cause.open) == (3, False)
 
 
+@pytest.mark.rest
 def test_tokens_of_another_request_that_are_taken_for_a_hit_are_named() -> None:
     for seed in (0, 2):
         case = drawn(seed)

@@ -81,16 +81,18 @@ def law_digest(one: Profile) -> str:
     for law in laws.values():
         for number, case in enumerate(examined._source(law).chunk(0, min(one.cases_of_law, 20))):
             choose = Chance(Random(f"eqcheck {one.seed} {law.name} {number}"))
-            found.update(json.dumps([v.to_dict() for v in law.variants(case, choose, decoder)]).encode())
+            found.update(json.dumps(law.derive(case, choose, decoder).to_dict()).encode())
     return found.hexdigest()[:16]
 
 
+@pytest.mark.rest
 def test_released_profiles_draw_what_they_drew() -> None:
     """If this fails, a drawing has changed: keep the old one for the old profile, or take it out and add a new one."""
     assert digests(60) == {name: digest for name, digest in DIGESTS.items() if not name.endswith(" laws")}
 
 
 @pytest.mark.parametrize("one", PROFILES, ids=lambda one: one.name)
+@pytest.mark.tiers(quick=1, rest=1)
 def test_the_laws_of_a_profile_derive_what_they_derived(one: Profile) -> None:
     assert law_digest(one) == DIGESTS[f"{one.name} laws"]
 
@@ -98,6 +100,13 @@ def test_the_laws_of_a_profile_derive_what_they_derived(one: Profile) -> None:
 def test_a_short_name_is_the_newest_and_each_covers_enough() -> None:
     assert profile("ci", "0").name == max(one.name for one in PROFILES if one.name.startswith("ci-"))
     assert all(draw.cases >= 200 for one in PROFILES for draw in one.lanes if "sampling" not in draw.lane)
+
+
+def test_the_line_of_a_profile_promises_sampled_cases_to_decoders_that_sample_alone() -> None:
+    one = profile("ci", "0")
+    assert one.line == "profile ci-2026.12: 200 greedy cases, the same in every release"
+    assert one.line_of(samples=True) == "profile ci-2026.12: 200 greedy cases and 24 sampled, the same in every release"
+    assert profile("nightly", "0").line.endswith("3,000 greedy cases, the same in every release, in at most 20 minutes")
 
 
 @pytest.mark.parametrize(
@@ -121,6 +130,7 @@ def test_a_profile_excludes_options_that_draw(capsys: pytest.CaptureFixture[str]
     assert "--profile, --seed" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_wrong_decoder_fails_and_the_first_line_says_the_draw(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SHORT)
     (tmp_path / "pyproject.toml").write_text('[tool.eqcheck]\nadapter = "mine.py"\nprofile = "ci"\nout = "r"\n')

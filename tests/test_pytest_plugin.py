@@ -12,6 +12,8 @@ import pytest
 import eqcheck.lanes.transparent.sequences  # noqa: F401  # with torch, which a run in this process cannot import again
 from eqcheck import pytest_plugin
 from eqcheck.cli.replaying import replay
+from eqcheck.contract import registry
+from eqcheck.contract.errors import UsageError
 from eqcheck.result.findings import Options
 from eqcheck.store.casefile import read_case
 
@@ -149,6 +151,7 @@ def engines(pytester: pytest.Pytester) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_the_laws_run_from_an_empty_directory(pytester: pytest.Pytester) -> None:
     result = run(pytester, "--adapter=eqspec")
     result.assert_outcomes(passed=LAWS + SAMPLED)
@@ -157,11 +160,13 @@ def test_the_laws_run_from_an_empty_directory(pytester: pytest.Pytester) -> None
 
 
 EXPLAINED = [
-    "bookkeeping/premature-stop - the row ends too early",
-    "*Let   row 0 have the prompt ids 10, limit 1, *, pad id *, K = 1.",
-    "*It is expected to emit ids *",
-    "*Then  new token 0 is the first that differs*",
-    "*However, the row ends before *",
+    "bookkeeping/premature-stop: *",
+    "*request 0   prompt    10",
+    "*options   max_new_tokens 1",
+    "*expected  *",
+    "*got       end",
+    "*^^^ new token 0",
+    "*Cause*",
     "*Reproduce: eqcheck replay *.json --adapter engines/mine.py:short",
 ]
 
@@ -178,6 +183,7 @@ def explained(result: pytest.RunResult) -> None:
 
 @pytest.mark.parametrize("more", [("--tb=long", "-l"), ("-q", "--tb=short")])
 @pytest.mark.usefixtures("engines")
+@pytest.mark.tiers(quick=1, rest=1)
 def test_a_wrong_decoder_fails_with_the_explanation_and_nothing_else(
     more: tuple[str, ...], pytester: pytest.Pytester
 ) -> None:
@@ -200,11 +206,12 @@ def test_the_stored_case_is_small_and_can_be_replayed(
 
 
 @pytest.mark.usefixtures("engines")
+@pytest.mark.long
 def test_a_case_that_fails_after_others_only_is_stored_with_them(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = run(pytester, "--adapter=engines/mine.py:keeps", "-k", "solo")
-    result.stdout.fnmatch_lines(["state/leaks-from-earlier-request - *", "*Reproduce: eqcheck replay *"])
+    result.stdout.fnmatch_lines(["state/leaks-from-earlier-request: *", "*Reproduce: eqcheck replay *"])
     (path,) = (pytester.path / ".eqcheck" / "1" / "keeps").iterdir()
     assert len(read_case(path).case.before) == 2
     monkeypatch.chdir(pytester.path)
@@ -236,6 +243,7 @@ def test_what_a_decoder_raises_is_shown_with_its_own_frames_alone(pytester: pyte
 
 
 @pytest.mark.usefixtures("engines")
+@pytest.mark.rest
 def test_a_declared_fault_is_an_expected_failure(pytester: pytest.Pytester) -> None:
     result = run(pytester, "--adapter=engines/mine.py:declared", "-rx")
     result.assert_outcomes(xfailed=LAWS - 1, passed=2, skipped=SAMPLED)
@@ -251,6 +259,7 @@ def test_a_declared_fault_is_an_expected_failure(pytester: pytest.Pytester) -> N
 
 
 @pytest.mark.usefixtures("engines")
+@pytest.mark.rest
 def test_a_listed_fault_is_an_expected_failure_until_its_last_day(pytester: pytest.Pytester) -> None:
     (pytester.path / "known.toml").write_text(LISTED.format("2999-12-31"))
     words = ("--adapter=engines/mine.py:short", "--eqcheck-cases=5", "--eqcheck-known=known.toml", "-k", "solo", "-rx")
@@ -276,11 +285,12 @@ def test_a_listed_fault_is_an_expected_failure_until_its_last_day(pytester: pyte
     ],
 )
 @pytest.mark.usefixtures("engines")
+@pytest.mark.tiers(quick=1, rest=1)
 def test_where_it_is_strict_an_entry_that_is_past_or_gone_fails(
     engine: str, until: str, said: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (pytester.path / "known.toml").write_text(LISTED.format(until))
-    words = [f"--adapter=engines/mine.py:{engine}", "--eqcheck-cases=20", "--eqcheck-known=known.toml", "-k", "known"]
+    words = [f"--adapter=engines/mine.py:{engine}", "--eqcheck-cases=30", "--eqcheck-known=known.toml", "-k", "known"]
     run(pytester, *words).assert_outcomes(deselected=LAWS + SAMPLED)  # there is no such test
     result = run(pytester, *words, "--eqcheck-known-strict")
     result.assert_outcomes(**{"failed" if said else "passed": 1, "deselected": LAWS + SAMPLED})
@@ -289,6 +299,17 @@ def test_where_it_is_strict_an_entry_that_is_past_or_gone_fails(
     if said and engine == "short":  # the other takes many cases
         monkeypatch.setenv("CI", "true")
         run(pytester, *words).assert_outcomes(failed=1, deselected=LAWS + SAMPLED)
+
+
+@pytest.mark.rest
+def test_what_is_loaded_is_said_before_the_header(pytester: pytest.Pytester, engines: Path) -> None:
+    """Some seconds pass before pytest's first line, and nobody shall wonder."""
+    path = pytester.makepyfile(test_own="def test_nothing(decoder):\n    pass\n")
+    words = f"--adapter={engines}:Engine", str(path)
+    lines = pytester.runpytest_subprocess(*words).outlines
+    begin = next(number for number, line in enumerate(lines) if "test session starts" in line)
+    assert lines[:begin] == [f"eqcheck: loading {what}" for what in ("torch", f"{engines}:Engine", "transformers")]
+    assert not [line for line in pytester.runpytest_subprocess(*words, "-q").outlines if "loading" in line]
 
 
 def test_an_assert_of_a_verdict_tells_its_explanation(pytester: pytest.Pytester) -> None:
@@ -300,7 +321,7 @@ def test_an_assert_of_a_verdict_tells_its_explanation(pytester: pytest.Pytester)
             [
                 "E *assert <violation: bookkeeping/premature-stop: row 0, new token 2: expected *, got the row's end>*",
                 "*eqcheck: the verdict*",
-                "bookkeeping/premature-stop - the row ends too early",
+                "bookkeeping/premature-stop: *",
             ]
         )
     assert result.stdout.str().count("eqcheck: the verdict") == 2
@@ -314,14 +335,16 @@ def test_a_wrong_list_of_known_faults_is_a_usage_error(pytester: pytest.Pytester
 
 
 @pytest.mark.usefixtures("engines")
+@pytest.mark.rest
 def test_another_fault_of_the_same_law_still_fails(pytester: pytest.Pytester) -> None:
     result = run(pytester, "--adapter=engines/mine.py:worse", "--eqcheck-cases=20", "-k", "solo")
     result.assert_outcomes(failed=1, deselected=LAWS + SAMPLED)
-    result.stdout.fnmatch_lines(["bookkeeping/over-length - *", "*Known, and seen as well: bookkeeping/premature-stop"])
+    result.stdout.fnmatch_lines(["bookkeeping/over-length: *", "*Known, and seen as well: bookkeeping/premature-stop"])
 
 
-@pytest.mark.parametrize(("cases", "outcome"), [(3, "passed"), (20, "failed")])
+@pytest.mark.parametrize(("cases", "outcome"), [(3, "passed"), (30, "failed")])
 @pytest.mark.usefixtures("engines")
+@pytest.mark.tiers(quick=0, rest=1)
 def test_a_declared_fault_that_does_not_show_fails_where_enough_cases_ran(
     cases: int, outcome: str, pytester: pytest.Pytester
 ) -> None:
@@ -336,11 +359,64 @@ def test_a_declared_fault_that_does_not_show_fails_where_enough_cases_ran(
 
 
 @pytest.mark.usefixtures("engines")
+@pytest.mark.long
 def test_two_adapters_in_two_processes(pytester: pytest.Pytester) -> None:
     specs = [f"--adapter=engines/mine.py:{name}" for name in ("good", "short")]
     result = run(pytester, "-n", "2", "--pyargs", "eqcheck.conformance", *specs, "-k", "solo_equivalence")
     result.assert_outcomes(passed=1, failed=1)
     explained(result)
+
+
+TOLD = """
+def test_told(pytestconfig, decoder):
+    options = ("cases", "profile", "target", "known", "known_strict")
+    print({name: pytestconfig.getoption(f"eqcheck_{name}") for name in options})
+    print(decoder.spec, sorted(decoder.known.values()))
+    assert not hasattr(pytestconfig, "workerinput"), "so that it is printed"
+"""
+TIMEOUT_S = 600  # on a busy machine; without one a run that never ends would not fail
+NOTHING_SAID = {"cases": 30, "profile": "", "target": "", "known": None, "known_strict": False}
+
+
+@pytest.mark.parametrize(("said", "workers"), [("nothing", "1"), ("profile", "2"), ("file", "2")])
+@pytest.mark.usefixtures("engines")
+@pytest.mark.rest
+def test_workers_are_told_what_the_first_process_decided(said: str, workers: str, pytester: pytest.Pytester) -> None:
+    """No case, profile or known fault is named twice; where a worker is told nothing it may draw for ever."""
+    told = pytester.makepyfile(test_told=TOLD)
+    words, decided, links = ["--adapter=engines/mine.py:short"], NOTHING_SAID, list[str]()
+    if said == "profile":
+        words, decided = [*words, "--eqcheck-profile=ci"], {**decided, "cases": 20, "profile": "ci-2026.12"}
+    if said == "file":
+        pytester.path.joinpath("known.toml").write_text(LISTED.format("2999-12-31"))
+        table = 'adapter = "engines/mine.py:short"\nprofile = "ci"\nknown = "known.toml"\n'
+        pytester.path.joinpath("pyproject.toml").write_text(f"[tool.eqcheck]\n{table}")
+        words = ["--eqcheck-known-strict"]
+        decided = {**decided, "cases": 20, "profile": "ci-2026.12", "known": str(pytester.path / "known.toml")}
+        decided, links = {**decided, "known_strict": True}, ["https://example.org/7, until 2999-12-31"]
+    laws = ("--pyargs", "eqcheck.conformance", str(told)) if workers == "2" else (str(told),)
+    result = pytester.runpytest_subprocess(*words, "-n", workers, *laws, "-k", "told or solo", timeout=TIMEOUT_S)
+    result.stdout.fnmatch_lines([f"*{decided}*".replace("[", "[[]"), f"*mine.py:short {links}".replace("[", "[[]")])
+    solo = {"xfailed" if said == "file" else "failed": 1} if workers == "2" else {}
+    told_fails = 1 + solo.pop("failed", 0)
+    result.assert_outcomes(failed=told_fails, **solo)
+
+
+@pytest.mark.usefixtures("engines")
+@pytest.mark.rest
+def test_the_suite_ends_in_workers_where_nothing_is_said(pytester: pytest.Pytester) -> None:
+    words = "--adapter=engines/mine.py:good", "-n", "2", "-k", "solo or determinism or seeds"
+    result = pytester.runpytest_subprocess(*words, timeout=TIMEOUT_S)
+    result.assert_outcomes(passed=2, skipped=1)
+
+
+@pytest.mark.parametrize("count", [None, 0])
+def test_a_number_of_cases_that_is_none_is_refused_where_they_are_drawn(count: int | None) -> None:
+    from conformance import examination, test_laws
+
+    examined = examination.Examination(registry.load("eqspec"), test_laws.LAWS, count)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=f"count: expected a number of cases of at least 1, got {count}"):
+        examined.of("test_solo_equivalence")
 
 
 def test_own_tests_take_the_decoder_which_is_set_up_once(pytester: pytest.Pytester, engines: Path) -> None:
@@ -367,6 +443,7 @@ def test_own_tests_are_skipped_without_an_adapter(pytester: pytest.Pytester) -> 
 
 
 @pytest.mark.parametrize("more", [(), ("-n", "2")])
+@pytest.mark.tiers(quick=1, rest=1)
 def test_the_suite_without_an_adapter_is_no_clean_run(more: tuple[str, ...], pytester: pytest.Pytester) -> None:
     result = run(pytester, "--pyargs", "eqcheck.conformance", *more)
     assert result.ret != pytest.ExitCode.OK

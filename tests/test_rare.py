@@ -25,6 +25,7 @@ from eqcheck.selfcheck.faults import RARE_USUAL, SelfCheck, check_rare
 SPECIAL = ("zero_in_prompt", "zero_emitted", "last_id_in_prompt", "last_id_emitted", "pad_emitted", "pad_outside")
 
 
+@pytest.mark.long
 def test_rare_conjunctions_are_met() -> None:
     found = check_rare()
     assert [one.id for one in found] == [rare.id for rare in RARE]
@@ -34,6 +35,7 @@ def test_rare_conjunctions_are_met() -> None:
     assert sum(one.held_back for one in found) >= 8
 
 
+@pytest.mark.rest
 def test_small_cases_do_not_meet_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "Source", partial(Source, bounds=USUAL))
     monkeypatch.setattr(module, "RARE_MOST", 100)
@@ -44,6 +46,7 @@ def test_small_cases_do_not_meet_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failures[-1].endswith("rare conjunctions not met within 300 cases")
 
 
+@pytest.mark.long
 def test_an_audit_meets_large_cases_and_special_ids() -> None:
     result = audit(replace(registry.load("eqspec"), capabilities=(), seeds="none"), Options(cases=300))
     assert result.verdict == "equivalent"
@@ -69,6 +72,7 @@ def audited(out: Path, *words: str) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.rest
 def test_bounds_are_options(tmp_path: Path) -> None:
     small = ("--max-rows", "2", "--max-prompt", "3", "--max-new-tokens", "4", "--max-draft-tokens", "1")
     assert audited(tmp_path, *small)["reached"] == {"rows": 2, "prompt": 3, "new_tokens": 4, "draft_tokens": 1}
@@ -92,6 +96,7 @@ def test_bounds_that_cannot_be(words: tuple[str, str], message: str, capsys: pyt
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.rest
 def test_what_no_case_may_ask_is_not_drawn() -> None:
     source = Source(1, ("rotary",), ("left",), ("empty",), bounds=Bounds(256, 1023, 1023, 64))
     drawn = source.chunk(0)

@@ -147,6 +147,7 @@ def far(number: int) -> bool:
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
+@pytest.mark.tiers(quick=0, rest=3)
 def test_a_fault_out_there_is_shown_by_cases_that_count_as_there_alone(
     drawn: list[EngineCase], contexts: Context, spoilt: Spoilt, counter: str
 ) -> None:
@@ -159,6 +160,7 @@ def test_a_fault_out_there_is_shown_by_cases_that_count_as_there_alone(
     assert any(map(far, shown))
 
 
+@pytest.mark.rest
 def test_a_right_engine_stays_clean_and_all_that_is_counted_is_met(drawn: list[EngineCase]) -> None:
     judge, counted, seen = Judge("bfloat16"), set[str](), 0
     for case in drawn:
@@ -182,6 +184,7 @@ def test_fifteen_of_300_cases_reach_far_and_the_others_are_as_large_as_ever(draw
 
 
 @pytest.mark.parametrize("requires", [(), ("batch-1",), ("equal-lengths",)])
+@pytest.mark.tiers(quick=1, rest=1)
 def test_bounds_and_needs_of_an_engine_are_kept(requires: tuple[str, ...]) -> None:
     takes = tuple(name for name in CAPABILITIES if name != "only-dictated-drafts")
     bounds = Bounds(rows=3, prompt=40, new_tokens=9, draft_tokens=2)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from committed import committed
 from test_docs_site import loaded
 
 from eqcheck.case.record import Case
@@ -43,6 +44,7 @@ def _run(adapter: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_audit_as_written(adapter: Path) -> None:
     assert "$ eqcheck audit mine.py\n" in README
     done = _run(adapter, "eqcheck.cli", "audit", "mine.py", "--cases", "40")
@@ -50,6 +52,7 @@ def test_audit_as_written(adapter: Path) -> None:
     assert (adapter.parent / "reports" / "mine" / "report.json").exists()
 
 
+@pytest.mark.long
 def test_pytest_as_written(adapter: Path) -> None:
     assert "$ pytest --adapter=mine.py\n" in README
     done = _run(adapter, "pytest", "-p", "no:cacheprovider", "--adapter=mine.py", "--eqcheck-cases=5")
@@ -57,7 +60,7 @@ def test_pytest_as_written(adapter: Path) -> None:
     assert "10 passed" in done.stdout
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "reports" / "showcase").rglob("cases/*.json")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", committed("reports/showcase/**/cases/*.json"), ids=lambda p: p.stem)
 def test_the_showcase_says_what_its_cases_give(path: Path) -> None:
     """If this fails because words have changed, ``make showcase`` writes the reports again."""
     stored = read_case(path)

@@ -53,6 +53,7 @@ WITH_SLOTS = [name for name in THERE if name != "mamba2"]
 
 
 @pytest.mark.parametrize("name", THERE)
+@pytest.mark.tiers(quick=9, rest=4)
 def test_models_answer_as_if_they_had_learned_something(name: str) -> None:
     tokens, lead = margins(name, contexts=128)
     assert tokens > 48
@@ -60,6 +61,7 @@ def test_models_answer_as_if_they_had_learned_something(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WITH_SLOTS)
+@pytest.mark.tiers(quick=1, rest=1)
 def test_right_decoders_are_right_and_published_faults_are_named(name: str) -> None:
     family = family_of(name)
     for right in ("ragged", "transformers"):
@@ -76,6 +78,7 @@ def test_right_decoders_are_right_and_published_faults_are_named(name: str) -> N
 
 
 @pytest.mark.parametrize("family", families_of("llama@float32,llama@bfloat16,gpt2@bfloat16"))
+@pytest.mark.tiers(quick=1, rest=2)
 def test_rounding_is_told_from_faults(family: str) -> None:
     assert {one.status for one in outcomes(eqcheck.load("eqspec"), family, 3)} == {"equivalent"}
     found = {one.fingerprint for one in outcomes(eqcheck.load("bsp"), family, 4)}
@@ -94,6 +97,7 @@ def test_rounding_is_told_from_faults(family: str) -> None:
         ("expanded", "M11-pads-accumulate.expanded"),
     ],
 )
+@pytest.mark.tiers(quick=0, rest=2)
 def test_recurrent_states_are_read_by_what_they_have_taken_in(build: str, fault: str | None) -> None:
     planted = next((one for one in FAULTS if one.id == fault), None)
     found = outcomes(planted.decoder() if planted else BUILDS[build].decoder(build), family_of("mamba2"), 6)
@@ -133,6 +137,7 @@ def eight_bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_what_else_is_wrong_is_read_in_a_cache_that_rounds(shift: int) -> None:
     def generate(target: Any, draft: Any, request: Any) -> list[list[int]]:
         rows = []
@@ -158,6 +163,7 @@ def test_what_else_is_wrong_is_read_in_a_cache_that_rounds(shift: int) -> None:
         assert named == {"right cache restores the output": "cache/torn-entry"}
 
 
+@pytest.mark.rest
 def test_rounding_changes_tokens_in_bfloat16() -> None:
     found = outcomes(eqcheck.load("eqspec"), family_of("llama", "bfloat16"), 10)
     assert sum(len(one.ties) for one in found) > 0
@@ -166,6 +172,7 @@ def test_rounding_changes_tokens_in_bfloat16() -> None:
 
 @pytest.mark.parametrize("component", ["position", "mask", "cache", "bookkeeping"])
 @pytest.mark.parametrize("target", ["llama", "gpt2"])
+@pytest.mark.tiers(quick=1, rest=2)
 def test_a_planted_fault_of_each_component_is_named(component: str, target: str) -> None:
     family = family_of(target)
     base = FAMILY[family].name.partition("@")[0]
@@ -189,6 +196,7 @@ def lost(found: list[Any]) -> Counter[str]:
 
 
 @pytest.mark.parametrize("target", ["llama", "gpt2"])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_trees_are_read(target: str) -> None:
     family = family_of(target)
     for right in (eqcheck.load("tree"), BUILDS["forked"].decoder("forked")):
@@ -204,6 +212,7 @@ def test_trees_are_read(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["llama", "gpt2"])
+@pytest.mark.rest
 def test_trees_that_a_decoder_makes_are_as_deep_as_on_the_transparent_target(target: str) -> None:
     assert not draft_warnings(lost(outcomes(eqcheck.load("tree"), family_of(target), 12)))
 
@@ -381,6 +390,7 @@ def test_a_model_without_the_parts_is_refused() -> None:
         Watched.of(Bare(HashConfig()), 1)
 
 
+@pytest.mark.rest
 def test_a_cache_that_rounds_is_told_as_such() -> None:
     @eqcheck.decoder(name="rounds")
     def rounds(target: Any, draft: Any, request: Any) -> list[list[int]]:

@@ -70,6 +70,7 @@ def _first(fault: Fault, *, tied: bool = True) -> tuple[Generate, Run, Explanati
 
 
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault.id in TRIED], ids=lambda fault: fault.id)
+@pytest.mark.tiers(quick=2, rest=4)
 def test_repair_of_the_declared_component_restores_the_output(fault: Fault) -> None:
     generate, done, explanation = _first(fault)
     declared = replace(explanation, component=fault.component, kind=fault.kind)
@@ -128,10 +129,11 @@ def test_repair_that_cannot_be_carried_out_says_so(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(Repairer, "_fix", fails)
     opinion = repair(generate, done, explanation)
-    assert str(opinion) == "nothing, because eqcheck could not carry it out (KeyError: 'of eqcheck')"
+    assert str(opinion) == "eqcheck could not repair the run (KeyError: 'of eqcheck')"
     assert bearing(explanation, opinion) == "silent"
 
 
+@pytest.mark.long
 def test_repair_of_no_planted_fault_fails() -> None:
     for fault in WITH_A_CONTEXT[3::12]:
         generate, done, explanation = _first(fault, tied=False)

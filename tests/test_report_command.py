@@ -55,7 +55,7 @@ def test_without_a_display_the_page_is_named(tmp_path: Path, capsys: Printed) ->
     assert capsys.readouterr().out.endswith("page: none; write one with --html FILE\n")
     (tmp_path / "bsp" / "report.html").write_text("a page")
     assert cli.main(["report", folder]) == EQUIVALENT
-    assert capsys.readouterr().out.endswith(f"page: {tmp_path / 'bsp' / 'report.html'}\n")
+    assert capsys.readouterr().out.endswith(f"bsp: report: {tmp_path / 'bsp' / 'report.html'}\n")
 
 
 def test_where_there_is_a_display_what_is_opened_is_made_of_the_json(
@@ -105,7 +105,7 @@ def test_one_report_that_cannot_be_read_does_not_hide_the_others(tmp_path: Path,
     (tmp_path / "old" / "report.json").write_text('{"format": "eqcheck-report/1"}')
     assert cli.main(["report", str(tmp_path)]) == USAGE
     printed = capsys.readouterr()
-    assert "bsp: report in" in printed.out
+    assert f"bsp: report: {tmp_path / 'bsp' / 'report.html'}" in printed.out
     assert "eqcheck-report/1" in printed.err
 
 
@@ -225,4 +225,5 @@ def test_two_folders_are_compared_and_a_new_violation_is_exit_code_1(tmp_path: P
     assert "2 causes are new, 1 cause is still there, 1 cause is gone." in page.read_text()
     assert cli.main(["report", SHOWCASE, SHOWCASE]) == EQUIVALENT
     assert cli.main(["report", SHOWCASE, stored(told("vllm"), tmp_path / "vllm")]) == USAGE
-    assert "no decoder is in both: bsp, dsd, hf_pr in the first folder, vllm in the second" in capsys.readouterr().err
+    said = "expected a decoder that is in both folders, got bsp, dsd, hf_pr in the first and vllm in the second"
+    assert said in capsys.readouterr().err

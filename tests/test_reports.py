@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from committed import ROOT, committed
 
 from eqcheck import __version__
 from eqcheck.contract import registry
 from eqcheck.report import load
 from eqcheck.store.casefile import read_case
 
-ROOT = Path(__file__).parents[1]
-ENGINES = sorted(path.parent.name for path in (ROOT / "reports").glob("*/report.json"))
+ENGINES = [path.parent.name for path in committed("reports/*/report.json")]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -27,7 +27,8 @@ def test_a_report_is_of_this_version_and_says_what_was_asked(engine: str) -> Non
 
 def _with_what_it_imports(script: Path) -> set[Path]:
     """A script, and the files beside it that it imports, or that these import."""
-    found, texts = {script}, [one.read_text() for one in script.parent.glob("*.py")]
+    beside_it = committed(f"reports/{script.parent.name}/*.py")
+    found, texts = {script}, [one.read_text() for one in beside_it]
     for name in ("_engine", "_sampling", "_checkpoint", "_law"):
         beside = script.with_name(f"{name}.py")
         if beside.exists() and any(name in text for text in texts):
@@ -45,4 +46,4 @@ def test_every_finding_has_a_case_and_nothing_else_is_there(engine: str) -> None
             assert str(read_case(case).fingerprint).startswith(violation.fingerprint)
             assert condition.without_speculation in ("", "right", "wrong too")
             named |= {case, *(_with_what_it_imports(ROOT / condition.script) if condition.script else [])}
-    assert named == {path for path in folder.rglob("*") if path.is_file()}
+    assert named == set(committed(f"reports/{engine}/**/*"))

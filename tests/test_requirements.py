@@ -102,6 +102,7 @@ def audited(lane: Any) -> Audit:
 
 @pytest.mark.parametrize("need", NEEDS)
 @pytest.mark.parametrize("lane", LANES)
+@pytest.mark.tiers(quick=5, rest=14)
 def test_every_lane_draws_what_is_required(lane: str, need: str, folder: Path) -> None:
     needs = NEEDS[need]
     drawn = list(islice(lane_of(lane, strict(folder, needs)).cases(), 30))
@@ -111,6 +112,7 @@ def test_every_lane_draws_what_is_required(lane: str, need: str, folder: Path) -
 
 
 @pytest.mark.parametrize("lane", LANES)
+@pytest.mark.tiers(quick=3, rest=2)
 def test_without_a_need_other_cases_are_drawn(lane: str, folder: Path) -> None:
     drawn = list(islice(lane_of(lane, strict(folder, ())).cases(), 100))
     sampled = {"one-temperature", "one-sampling", "sampled-n"}  # the last is of decoders that take several answers
@@ -124,6 +126,7 @@ def lanes_and(*needs: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize(("lane", "need"), lanes_and("no-eos", "equal-lengths", "all"))
+@pytest.mark.tiers(quick=1, rest=3)
 def test_a_right_decoder_sees_nothing_else(lane: str, need: str, folder: Path) -> None:
     result = audited(lane_of(lane, strict(folder, NEEDS[need])))
     assert result.findings == []
@@ -158,6 +161,7 @@ def test_no_verdict_is_vacuous_for_lack_of_what_is_required_to_be_away(need: str
 
 
 @pytest.mark.parametrize(("lane", "need"), lanes_and("equal-lengths", "ids", "no-eos"))
+@pytest.mark.tiers(quick=0, rest=1)
 def test_a_wrong_decoder_is_shown_within_what_it_requires(
     lane: str, need: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +177,7 @@ def test_a_wrong_decoder_is_shown_within_what_it_requires(
 
 
 @pytest.mark.parametrize("lane", LANES)
+@pytest.mark.tiers(quick=1, rest=2)
 def test_stored_cases_are_asked_only_within_what_is_required(lane: str, folder: Path) -> None:
     decoder = strict(folder, ("equal-lengths", "no-eos"))
     of_engine = EngineRow((1, 2), RowOptions(4, temperature=0.7)), EngineRow((3,), RowOptions(4))
@@ -203,12 +208,14 @@ def test_a_request_before_the_last_has_to_meet_it_too(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("need", ["equal-lengths", "all"])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_the_trained_pair_is_asked_so(need: str, folder: Path) -> None:
     on = on_pair(strict(folder, NEEDS[need]))
     assert (on.rows, on.equivalent, on.first) == (16, 16, "")
 
 
 @pytest.mark.parametrize("need", NEEDS)
+@pytest.mark.tiers(quick=1, rest=3)
 def test_the_other_places_that_make_requests(need: str) -> None:
     needs = NEEDS[need]
     assert unmet(probe_case("rotary", "left", needs), needs) == []
@@ -229,6 +236,7 @@ def test_the_other_places_that_make_requests(need: str) -> None:
     assert not any(seen)
 
 
+@pytest.mark.long
 def test_the_laws_of_pytest(folder: Path, pytester: pytest.Pytester) -> None:
     spec = strict(folder, NEEDS["all"]).spec
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider", f"--adapter={spec}", "--eqcheck-cases=3")
@@ -271,6 +279,7 @@ def published(target: Any, draft: Any, request: Any) -> list[list[int]]:
     return [tokens[0, len(prompt) :][: request.max_new_tokens].tolist()]
 
 
+@pytest.mark.rest
 def test_a_published_sampler_that_stops_at_no_eos_is_right() -> None:
     needs = ("batch-1", "no-eos")
     mine = decoder(name="published", requires=needs, capabilities=("temperature",))(published)
@@ -284,6 +293,7 @@ def test_a_published_sampler_that_stops_at_no_eos_is_right() -> None:
     assert audited(lane_of("sampling", unsaid, cases=60)).verdict == "violation"
 
 
+@pytest.mark.rest
 def test_it_is_said_of_both_lanes(folder: Path) -> None:
     said = audit(strict(folder, ("no-eos", "id-5-not-in-prompt")), Options(cases=4)).warnings
     words = "no-eos (there is no EOS id); id-5-not-in-prompt (the id 5 occurs in no prompt)"

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
 
+from eqcheck.contract.cache_names import NAMES
 from eqcheck.oracle.check import Oracle
 from eqcheck.result.verdict import Verdict
 
@@ -58,12 +59,12 @@ def worst(model: Any, prompt: Sequence[int], row: Sequence[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("refuses", [True, False])
-@pytest.mark.parametrize("names", [("attention_mask", "position_ids"), ("past_key_values",)], ids=str)
+@pytest.mark.parametrize("names", [("attention_mask", "position_ids"), NAMES], ids=str)
 def test_a_broken_mask_or_cache_is_no_noise(names: tuple[str, ...], refuses: bool) -> None:
     model = Without(llama(), *names, refuses=refuses)
     oracle = oracle_of(model)
     rows = right(oracle)
-    if names == ("past_key_values",) and not refuses:
+    if names == NAMES and not refuses:
         with pytest.warns(UserWarning, match=r"with its cache a score is .* nats off"):
             assert check(oracle, rows)
     else:
@@ -104,6 +105,7 @@ def test_copies_of_a_row_count_once() -> None:
     assert "so far: 1 of" in " ".join(str(check(oracle, [wrong], [prompt])).split())
 
 
+@pytest.mark.rest
 def test_evidence_that_has_decided_stays() -> None:
     model = llama()
     oracle = oracle_of(model)

@@ -97,6 +97,7 @@ def right(name: str) -> Decoder:
     return sampler(RIGHT[name], "per_row", name)
 
 
+@pytest.mark.rest
 def test_cases_come_back_from_json_and_every_regime_is_drawn() -> None:
     source = SampledEngineCases(0, TAKES, promise="repeatable")
     cases = list(islice(source.cases(), 5 * BLOCK))
@@ -212,6 +213,7 @@ def test_a_token_without_probability_needs_no_evidence() -> None:
 
 
 @pytest.mark.parametrize("name", ["rejection", "one-hot", "sample-match"])
+@pytest.mark.rest
 def test_a_right_sampler_passes(name: str) -> None:
     _, result = audited(right(name), 14)
     assert result.evidence is not None
@@ -221,6 +223,7 @@ def test_a_right_sampler_passes(name: str) -> None:
     assert any("VACUOUS" in warning for warning in result.warnings)
 
 
+@pytest.mark.rest
 def test_rounding_to_float32_is_no_violation() -> None:
     def rounded(target: Any, draft: Any, request: Request) -> Any:
         return right("rejection")(*checkpoint().models(torch.float32), request)
@@ -249,6 +252,7 @@ def test_the_laws_of_a_built_checkpoint_are_those_of_its_scores_in_bfloat16() ->
             assert (np.abs(p[: len(right)] / right - 1).max(-1) <= np.asarray(own.row.eps)).all()
 
 
+@pytest.mark.rest
 def test_rows_of_an_engine_in_bfloat16_sample_on_a_built_checkpoint() -> None:
     _, result = audited(in_bfloat16(right("rejection")), 14)
     assert result.evidence is not None
@@ -273,6 +277,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     ("name", "fingerprint"),
     [("bonus-from-last-draft", "sampling/bonus-column"), ("greedy-draft", "sampling/draft-law")],
 )
+@pytest.mark.rest
 def test_a_fault_is_named_made_small_and_seen_again(name: str, fingerprint: str, tmp_path: Path) -> None:
     lane, result = audited(planted(name), 40)
     finding = next(one for one in result.violations if one.explanation.component == "sampling")
@@ -301,6 +306,7 @@ def test_a_fault_is_named_made_small_and_seen_again(name: str, fingerprint: str,
 
 
 @pytest.mark.usefixtures("short")
+@pytest.mark.long
 def test_a_wrong_law_in_bfloat16_is_named() -> None:
     _, result = audited(in_bfloat16(planted("greedy-draft")), 40)
     (finding,) = (one for one in result.violations if one.explanation.component == "sampling")
@@ -309,6 +315,7 @@ def test_a_wrong_law_in_bfloat16_is_named() -> None:
 
 
 @pytest.mark.usefixtures("short")
+@pytest.mark.rest
 def test_what_is_wrong_with_greedy_rows_too_is_not_called_sampling() -> None:
     def late(target: Any, draft: Any, request: Request) -> Any:
         """Every row loses the first token of its prompt."""
@@ -321,6 +328,7 @@ def test_what_is_wrong_with_greedy_rows_too_is_not_called_sampling() -> None:
 
 
 @pytest.mark.usefixtures("short")
+@pytest.mark.rest
 def test_a_seed_that_is_ignored_is_named_where_two_cases_show_it() -> None:
     kept = replace(right("rejection"), seeds="repeatable")
     assert not audited(kept, 12)[1].violations
@@ -332,6 +340,7 @@ def test_a_seed_that_is_ignored_is_named_where_two_cases_show_it() -> None:
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("seeds", ["repeatable", "speculation"])
+@pytest.mark.rest
 def test_a_promise_that_breaks_with_greedy_rows_too_is_not_called_sampling(seeds: str) -> None:
     rng = random.Random(3)
 
@@ -364,6 +373,7 @@ def test_one_change_of_float32_for_all_tokens_is_not_needed() -> None:
     assert rounded.log_evidence < exact.log_evidence
 
 
+@pytest.mark.rest
 def test_the_released_library_draws_from_the_law_and_its_entropy_repeats_it() -> None:
     decoder = registry.load("transformers")
     lane = SampledLane(decoder, Options(cases=6, python=sys.executable), CheckpointTarget)

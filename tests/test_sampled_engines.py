@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -59,7 +60,10 @@ def joint(options: RowOptions) -> dict[tuple[int, ...], float]:
     return found
 
 
-LAWS = [joint(options) for options in KINDS]
+@cache
+def laws() -> list[dict[tuple[int, ...], float]]:
+    """The law of each kind of options; in no process that only collects tests."""
+    return [joint(options) for options in KINDS]
 
 
 def excess(outputs: Sequence[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
@@ -87,7 +91,7 @@ def worst(name: str, rows: int = 1500, draft: Any = DRAFT, **settings: Any) -> f
     outputs = [tuple(row) for row in engine.generate(asked)]
     assert 0.05 < engine.stats.acceptance < 0.95, "all draft tokens were one way: the check would be weak"
     assert set(outputs[len(KINDS) :: len(KINDS) + 1]) == {greedy(PROMPT)}
-    return max(excess(outputs[i :: len(KINDS) + 1], expected) for i, expected in enumerate(LAWS))
+    return max(excess(outputs[i :: len(KINDS) + 1], expected) for i, expected in enumerate(laws()))
 
 
 def greedy(prompt: Sequence[int], model: Any = TARGET, new: int = NEW) -> tuple[int, ...]:
@@ -99,12 +103,14 @@ def greedy(prompt: Sequence[int], model: Any = TARGET, new: int = NEW) -> tuple[
 
 @pytest.mark.parametrize("noise", sampling.NOISE)
 @pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.rest
 def test_rows_of_unequal_options_are_of_their_laws(name: str, noise: str) -> None:
     assert worst(name, noise=noise) < 0
 
 
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("draft", [DRAFT, NEAR], ids=["far", "near"])
+@pytest.mark.rest
 def test_at_any_number_of_draft_tokens_and_closeness_of_the_draft(k: int, draft: Any) -> None:
     assert worst("ragged", draft=draft, num_draft_tokens=k) < 0
 
@@ -137,6 +143,7 @@ class _Rejection(sampling.Rejection):  # type: ignore[misc, name-defined]
 
 
 @pytest.mark.parametrize("fault", [name for name in vars(_Rejection) if "_" in name.strip("_")])
+@pytest.mark.rest
 def test_a_wrong_rule_fails_the_same_check(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     replaced = fault.partition("_")[0]
     assert replaced in vars(sampling.Rejection) or replaced == "laws"
@@ -144,6 +151,7 @@ def test_a_wrong_rule_fails_the_same_check(monkeypatch: pytest.MonkeyPatch, faul
     assert worst("ragged") > 0
 
 
+@pytest.mark.rest
 def test_noise_that_is_used_twice_fails_the_same_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """What rejected a draft token draws its correction; and clocks that do not know their place."""
     made = sampling.Rejection.__init__
@@ -227,6 +235,7 @@ def decoded(name: str, prompts: Sequence[Any], draft: Any = None, **settings: An
 
 
 @pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.rest
 def test_noise_by_position_is_the_same_with_and_without_speculation(name: str) -> None:
     prompts = asked()
     expected = [reference(prompt) for prompt in prompts]
@@ -242,6 +251,7 @@ def test_noise_by_position_is_the_same_with_and_without_speculation(name: str) -
 
 
 @pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.tiers(quick=2, rest=1)
 def test_noise_by_position_on_a_real_architecture(name: str) -> None:
     target = tiny("llama")
     prompts = [
@@ -255,6 +265,7 @@ def test_noise_by_position_on_a_real_architecture(name: str) -> None:
 
 @pytest.mark.parametrize("noise", sampling.NOISE)
 @pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.rest
 def test_rows_with_seeds_repeat_whatever_their_mates(name: str, noise: str) -> None:
     prompts = asked()
     torch.manual_seed(1)
@@ -285,6 +296,7 @@ def test_noise_by_row_does_not_promise_more() -> None:
 
 @pytest.mark.parametrize("noise", sampling.NOISE)
 @pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.tiers(quick=2, rest=4)
 def test_greedy_rows_stay_greedy_and_rows_without_seeds_do_not_share_noise(name: str, noise: str) -> None:
     prompts = asked(seeded=False)
     twins = [replace(prompts[0], stop_token_ids=()) for _ in range(3)]
@@ -315,6 +327,7 @@ def test_without_a_sampled_row_nothing_is_drawn_and_no_law_is_computed(
 
 
 @pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.tiers(quick=2, rest=1)
 def test_requests_of_decoders(name: str) -> None:
     """Options come from the request's rows; without any, rows are greedy."""
     prompts = asked()

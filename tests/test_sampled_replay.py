@@ -44,6 +44,7 @@ def test_a_law_that_is_wrong_still_fails(adapters: Path, capsys: pytest.CaptureF
     assert "the evidence against the target's law" in printed
 
 
+@pytest.mark.rest
 def test_a_law_that_was_mended_is_fixed_after_ten_times_the_tokens(
     adapters: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,7 @@ def drawn(power: float, times: int, **options: float) -> tuple[float, int, bool]
     return evidence(logs), tokens, odd
 
 
+@pytest.mark.rest
 def test_the_evidence_of_a_right_row_stays_low_and_that_of_a_wrong_one_crosses() -> None:
     right, tokens, odd = drawn(1.0, 60)
     assert (right < 20, tokens, odd) == (True, 360, False)
@@ -106,6 +107,7 @@ def finding() -> Finding:
 
 
 @pytest.mark.parametrize(("factor", "shown"), [("(2 if request.drafting != 'none' else 1)", True), ("1", False)])
+@pytest.mark.rest
 def test_a_script_is_handed_out_if_it_draws_until_it_crosses(factor: str, shown: bool, tmp_path: Path) -> None:
     (tmp_path / "colder.py").write_text(ENGINE.replace("FACTOR", factor))
     decoder = registry.load(str(tmp_path / "colder.py"))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_FAULTS
 from eqcheck.selfcheck.samplers import check_right_sampler, check_sampled_fault, named_as_planted, table
 
 
+@pytest.mark.rest
 def test_a_fault_is_seen_and_a_right_sampler_is_not_accused() -> None:
     number = [fault.name for fault in SAMPLED_FAULTS].index("correction-argmax")
     broken = check_sampled_fault(number, "realigned", cases=24)

@@ -64,6 +64,7 @@ def off(scheme: type[Sampler], example: str, rows: tuple[int, ...] = ()) -> floa
 
 
 @pytest.mark.parametrize("name", [name for name, scheme in RIGHT.items() if scheme.lossless is True])
+@pytest.mark.tiers(quick=2, rest=6)
 def test_right_samplers_have_the_law_of_the_target(name: str) -> None:
     for example in EXAMPLES:
         assert off(RIGHT[name], example) < EXACT, example
@@ -79,11 +80,13 @@ def test_a_lossy_sampler_says_so_and_has_another_law() -> None:
 
 
 @pytest.mark.parametrize("fault", [one for one in SAMPLED_FAULTS if one.shows == "law"], ids=lambda one: one.id)
+@pytest.mark.tiers(quick=19, rest=23)
 def test_a_planted_fault_has_another_law(fault: SampledFault) -> None:
     assert any(off(fault.scheme, example) > 1e-4 for example in EXAMPLES)
 
 
 @pytest.mark.parametrize("fault", [one for one in SAMPLED_FAULTS if one.shows == "rows"], ids=lambda one: one.id)
+@pytest.mark.tiers(quick=3, rest=3)
 def test_rows_that_depend_on_each_other_have_each_the_right_law(fault: SampledFault) -> None:
     for example in PAIRS:
         assert off(fault.scheme, example, (0,)) < EXACT
@@ -92,16 +95,19 @@ def test_rows_that_depend_on_each_other_have_each_the_right_law(fault: SampledFa
 
 
 @pytest.mark.parametrize("fault", [one for one in SAMPLED_FAULTS if one.shows == "greedy"], ids=lambda one: one.id)
+@pytest.mark.rest
 def test_greedy_rows_that_are_drawn_leave_the_law_of_sampled_ones(fault: SampledFault) -> None:
     assert off(fault.scheme, "third", (1,)) < EXACT
     assert off(fault.scheme, "third", (0,)) > 0.1
 
 
 @pytest.mark.parametrize("fault", [one for one in SAMPLED_FAULTS if one.shows == "seeds"], ids=lambda one: one.id)
+@pytest.mark.tiers(quick=2, rest=1)
 def test_faults_of_seeds_leave_the_law_as_it_is(fault: SampledFault) -> None:
     assert max(off(fault.scheme, example) for example in ("alone", "second", "twins with seeds")) < EXACT
 
 
+@pytest.mark.rest
 def test_the_second_winner_of_a_race_is_that_of_many_races() -> None:
     q, r = torch.tensor([0.5, 0.2, 0.3, 0.0]), torch.tensor([0.1, 0.6, 0.0, 0.3])
     generator = torch.Generator().manual_seed(1)
@@ -133,6 +139,7 @@ MIXED = asked(
 
 @pytest.mark.parametrize("build", SAMPLED_BUILDS)
 @pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.tiers(quick=5, rest=22)
 def test_greedy_rows_beside_sampled_ones_are_those_of_the_target(name: str, build: str) -> None:
     target, draft = models(64, 0.25)
     expected = BUILDS["one_row"].engine(target, draft, MIXED).decode()[1]
@@ -142,6 +149,7 @@ def test_greedy_rows_beside_sampled_ones_are_those_of_the_target(name: str, buil
 
 
 @pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.tiers(quick=1, rest=7)
 def test_rows_with_a_seed_keep_their_promise_in_every_build(name: str) -> None:
     target, draft = models(64, 0.25)
     answers = [engine_of(RIGHT[name], build)(target, draft, MIXED).decode() for build in SAMPLED_BUILDS]
@@ -154,6 +162,7 @@ def test_rows_with_a_seed_keep_their_promise_in_every_build(name: str) -> None:
         assert engine_of(RIGHT[name], "per_row")(target, draft, alone).decode() == [answers[0][2]]
 
 
+@pytest.mark.rest
 def test_seeds_do_not_keep_their_promise_where_that_is_planted() -> None:
     target, draft = models(64, 0.25)
     alone = Request(MIXED.prompts[2:3], 12, 3, (), 0, "left", rows=MIXED.rows[2:3])

@@ -119,6 +119,7 @@ def audited(decoder: Decoder, cases: int = 60, seed: int = 0) -> Audit:
 
 
 @pytest.mark.parametrize("kind", [Sampler, Matching])
+@pytest.mark.rest
 def test_a_right_sampler_passes(kind: type[Sampler]) -> None:
     result = audited(registered("right", kind), 25)
     assert result.evidence is not None
@@ -128,6 +129,7 @@ def test_a_right_sampler_passes(kind: type[Sampler]) -> None:
     assert any("drawn from the draft" in sentence for sentence in result.evidence.excludes)
 
 
+@pytest.mark.rest
 def test_nothing_says_how_many_cases_are_to_come_because_tokens_decide() -> None:
     totals: list[int | None] = []
     lane = SampledLane(registered("right", Sampler), Options(cases=2), TransparentTarget)
@@ -152,6 +154,7 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.rest
 def test_a_fault_is_found_and_named(name: str) -> None:
     kind, methods = FAULTS[name]
     found = audited(registered(name, **methods), 120).violations
@@ -161,6 +164,7 @@ def test_a_fault_is_found_and_named(name: str) -> None:
     assert finding.explanation.facts["tokens"]
 
 
+@pytest.mark.rest
 def test_a_seed_used_for_all_rows_is_shared_noise() -> None:
     def row(self: Sampler, *arguments: Any) -> list[int]:
         torch.manual_seed(7)
@@ -170,6 +174,7 @@ def test_a_seed_used_for_all_rows_is_shared_noise() -> None:
     assert finding.fingerprint in ("sampling/shared-noise", "sampling/reused-noise")
 
 
+@pytest.mark.rest
 def test_requests_that_begin_with_the_same_random_numbers_share_them() -> None:
     class Reset(Sampler):
         def __call__(self, target: Any, draft: Any, request: Request) -> list[list[int]]:
@@ -181,6 +186,7 @@ def test_requests_that_begin_with_the_same_random_numbers_share_them() -> None:
     assert "the same request with fresh random numbers returns the same" in finding.explanation.detail
 
 
+@pytest.mark.rest
 def test_rows_that_are_greedy_beside_a_greedy_one_share_no_random_numbers() -> None:
     """Twins of such a batch are alike, and yet that is not what is wrong."""
 
@@ -195,6 +201,7 @@ def test_rows_that_are_greedy_beside_a_greedy_one_share_no_random_numbers() -> N
     assert "as if a row beside a greedy one were greedy" in finding.explanation.detail
 
 
+@pytest.mark.rest
 def test_a_greedy_answer_is_said_to_be_the_argmax() -> None:
     def best(self: Sampler, scores: Laws, row: RowOptions) -> Laws:
         return law(scores, RowOptions(1)).probabilities
@@ -206,6 +213,7 @@ def test_a_greedy_answer_is_said_to_be_the_argmax() -> None:
         assert "the answer is the argmax" in finding.explanation.detail
 
 
+@pytest.mark.rest
 def test_a_wrong_context_is_the_cause_and_not_the_sampling() -> None:
     class Shifted(Sampler):
         def row(self, target: Any, draft: Any, prompt: list[int], row: RowOptions, k: int) -> list[int]:
@@ -220,6 +228,7 @@ def test_a_wrong_context_is_the_cause_and_not_the_sampling() -> None:
     assert fingerprints == {"position/query-position"}
 
 
+@pytest.mark.rest
 def test_a_row_that_ends_too_early_is_bookkeeping() -> None:
     def done(self: Sampler, new: list[int], row: RowOptions) -> bool:
         return Sampler.done(self, new, row) or len(new) >= row.max_new_tokens - 1
@@ -279,6 +288,7 @@ def seeded(self: Sampler, target: Any, draft: Any, prompt: list[int], row: RowOp
     return Sampler.row(self, target, draft, prompt, row, k)
 
 
+@pytest.mark.long
 def test_a_kept_promise_passes_and_a_broken_one_is_named() -> None:
     kept = audited(registered("kept", row=seeded, seeds="repeatable"), 12)
     assert not kept.violations
@@ -288,6 +298,7 @@ def test_a_kept_promise_passes_and_a_broken_one_is_named() -> None:
     assert depends.fingerprint == "sampling/batch-dependent:speculation"
 
 
+@pytest.mark.rest
 def test_a_broken_promise_is_shown_whole_and_in_few_rows() -> None:
     """A row whose seed counts from its place; each row is drawn with a generator of its own."""
 
@@ -379,6 +390,7 @@ def test_a_law_without_a_name_has_hints_that_say_something() -> None:
     assert "it shows only where the draft is close to the target, K = 1" in explanation.detail
 
 
+@pytest.mark.long
 def test_clear_evidence_ends_the_audit_soon_and_with_a_name() -> None:
     result = audited(registered("hasty", accepts=lambda self, p, q, token: True), 120)
     assert result.evidence is not None
@@ -389,6 +401,7 @@ def test_clear_evidence_ends_the_audit_soon_and_with_a_name() -> None:
 
 
 @pytest.mark.parametrize("takes", [TAKES, ("temperature", "top-p")])
+@pytest.mark.rest
 def test_the_first_case_has_rows_that_one_token_alone_may_follow(takes: tuple[str, ...]) -> None:
     for seed in range(5):
         case = next(SampledCases(seed, ("rotary",), ("left",), takes).cases())
@@ -398,6 +411,7 @@ def test_the_first_case_has_rows_that_one_token_alone_may_follow(takes: tuple[st
         assert all(not row.impossible for row in rows.values())
 
 
+@pytest.mark.rest
 def test_a_forgotten_option_shows_in_a_row_of_one_token_without_statistics() -> None:
     def cold(self: Sampler, scores: Laws, row: RowOptions) -> Laws:
         return law(scores.double(), replace(row, temperature=max(row.temperature, 0.9), top_k=0, top_p=1.0, min_p=0.0))[
@@ -417,6 +431,7 @@ def test_a_forgotten_option_shows_in_a_row_of_one_token_without_statistics() -> 
 
 
 @pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_a_greedy_row_that_is_drawn_is_said_to_be(beside: bool) -> None:
     class Drawn(Sampler):
         def __call__(self, target: Any, draft: Any, request: Request) -> list[list[int]]:
@@ -429,6 +444,7 @@ def test_a_greedy_row_that_is_drawn_is_said_to_be(beside: bool) -> None:
     assert ("beside a sampled row" if beside else "alone") in finding.explanation.detail
 
 
+@pytest.mark.rest
 def test_a_decoder_that_uses_up_random_numbers_does_not_change_other_cases() -> None:
     torch.manual_seed(5)
     before = torch.rand(1)
@@ -469,6 +485,7 @@ def test_a_bad_field_is_one_clear_error(field: str, value: Any) -> None:
         replace(case, **{field: value})
 
 
+@pytest.mark.long
 def test_an_audit_has_both_lanes_in_one_report(tmp_path: Any) -> None:
     result = audit(registered("right"), Options(cases=15))
     report = report_of(result, tmp_path)

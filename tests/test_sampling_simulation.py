@@ -34,12 +34,14 @@ def test_wrong_samplers_do_not() -> None:
     assert distance("every draft accepted", "std", wrong=True) > 0.1
 
 
+@pytest.mark.rest
 def test_right_samplers_are_equivalent() -> None:
     found = false_alarms(len(RIGHT), 32, 5)
     assert found["impossible"] == found["supremum_at_least"]["1000"] == 0
     assert found["tokens"] >= 2500 * len(RIGHT)
 
 
+@pytest.mark.rest
 def test_tables_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = {name: FAULTS[name] for name in ("every draft accepted", "all noise shared between rows")}
     monkeypatch.setattr(sampling_simulation, "FAULTS", chosen)
@@ -51,6 +53,7 @@ def test_tables_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert all(name in (tmp_path / "sampling.md").read_text() for name in chosen)
 
 
+@pytest.mark.rest
 def test_rounding_to_bfloat16_is_no_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "p and q rounded to bfloat16"
     monkeypatch.setattr(sampling_simulation, "FAULTS", {name: FAULTS[name]})

@@ -69,6 +69,7 @@ def spread(case: Case) -> int:
     return raggedness(Schedule(case, truth_of(case)).rounds)
 
 
+@pytest.mark.rest
 def test_cases_are_more_ragged_than_at_random() -> None:
     sources = [Source(seed, BOTH, SIDES) for seed in (7, 8)]
     found, chance = (
@@ -79,6 +80,7 @@ def test_cases_are_more_ragged_than_at_random() -> None:
     assert sum(found) >= 1.3 * sum(chance)
 
 
+@pytest.mark.long
 def test_rare_features_are_not_hit_later_than_at_random() -> None:
     def combinations(cases: list[Case]) -> int:
         return len({name for case in cases for name in named(case)})
@@ -88,6 +90,7 @@ def test_rare_features_are_not_hit_later_than_at_random() -> None:
     assert found >= 0.985 * chance
 
 
+@pytest.mark.rest
 def test_every_family_side_and_cache_state_is_drawn() -> None:
     cases = searched(Source(0, FAMILIES, SIDES, tuple(CACHE_STATES)), 200)
     assert {case.family for case in cases} == set(FAMILIES)
@@ -96,6 +99,7 @@ def test_every_family_side_and_cache_state_is_drawn() -> None:
     assert {case.family for case in cases if case.cache_state == "wrapped"} == {"window", "hybrid-window"}
 
 
+@pytest.mark.rest
 def test_cases_are_distinct_and_do_not_depend_on_how_they_are_asked_for() -> None:
     source = Source(3, BOTH, SIDES)
     cases = searched(source, 3 * CHUNK)
@@ -110,6 +114,7 @@ def _drawn_apart(hash_seed: str, *decoders: str) -> list[list[str]]:
     return [line.split() for line in done.stdout.splitlines()]
 
 
+@pytest.mark.long
 def test_cases_depend_neither_on_what_is_loaded_nor_on_the_order_of_sets() -> None:
     """Two processes draw; where the generator is salted with either, the cases differ, so this test can fail."""
     one, other = _drawn_apart("0"), _drawn_apart("2", *registry.names())
@@ -117,6 +122,7 @@ def test_cases_depend_neither_on_what_is_loaded_nor_on_the_order_of_sets() -> No
     assert [mine == theirs for mine, theirs in zip(one, other, strict=True)] == [True, False, False]
 
 
+@pytest.mark.rest
 def test_sources_do_not_disturb_each_other() -> None:
     alone = [Source(3, BOTH, SIDES).chunk(index) for index in range(2)]
     one, other = Source(3, BOTH, SIDES), Source(3, BOTH, SIDES)
@@ -126,6 +132,7 @@ def test_sources_do_not_disturb_each_other() -> None:
     assert random.random() == random.Random(1).random()  # nor does anybody who uses Python's own generator
 
 
+@pytest.mark.rest
 def test_one_shard_is_the_whole_and_shards_are_distinct() -> None:
     assert Source(3, BOTH, SIDES, shard=(0, 1)).chunk(0) == Source(3, BOTH, SIDES).chunk(0)
     shards = [Source(3, BOTH, SIDES, shard=shard) for shard in ((0, 3), (1, 3), (2, 3), (0, 2), (0, 1))]
@@ -135,6 +142,7 @@ def test_one_shard_is_the_whole_and_shards_are_distinct() -> None:
         Source(3, BOTH, SIDES, shard=(3, 3))
 
 
+@pytest.mark.rest
 def test_shards_are_merged_by_chunks_in_turn() -> None:
     one, other = (Source(3, BOTH, SIDES, shard=(number, 2)) for number in range(2))
     expected = [*one.chunk(0), *other.chunk(0), *one.chunk(1), *other.chunk(1, 7)]
@@ -143,6 +151,7 @@ def test_shards_are_merged_by_chunks_in_turn() -> None:
     assert merged(fresh, 3 * CHUNK + 7) == expected
 
 
+@pytest.mark.long
 def test_shards_cover_as_much_as_one_source() -> None:
     """Combinations of features in 300 cases of six shards: 0.95 to 1.03 of one source's by seed, 0.99 over eight."""
 
@@ -159,6 +168,7 @@ def test_shards_cover_as_much_as_one_source() -> None:
 
 
 @pytest.mark.parametrize("index", [0, 2])
+@pytest.mark.tiers(quick=1, rest=1)
 def test_every_drawn_case_can_be_minimised(index: int) -> None:
     source = Source(5, BOTH, SIDES)
     for case in source.chunk(index)[-4:]:
@@ -208,6 +218,7 @@ def test_the_script_of_a_case() -> None:
 
 
 @pytest.mark.parametrize("name", [*REQUIREMENTS, "all"])
+@pytest.mark.tiers(quick=2, rest=1)
 def test_every_case_meets_what_is_required(name: str) -> None:
     requires = tuple(REQUIREMENTS) if name == "all" else (name,)
     plain, met = Source(6, BOTH, SIDES, tuple(CACHE_STATES)), Source(6, BOTH, SIDES, tuple(CACHE_STATES), requires)
@@ -232,6 +243,7 @@ def test_a_source_minimises_what_it_did_not_draw() -> None:
     assert (found.prompts, found.max_new_tokens, found.num_draft_tokens) == (((10,),), 1, 1)
 
 
+@pytest.mark.rest
 def test_prompts_that_differ_in_the_last_token_of_a_block_are_drawn() -> None:
     cases = [case for index in range(3) for case in Source(1, ("rotary",), ("left",)).chunk(index)]
     pairs = [case.prompts for case in cases if len(case.prompts) == 2 and len({*map(len, case.prompts)}) == 1]

@@ -71,6 +71,7 @@ def test_the_short_form_passes_and_has_every_component() -> None:
     ("broken", "complaint"),
     [(blind, "not caught in 8 cases"), (misnames, "named as declared in"), (accuses, "called a violation: mask")],
 )
+@pytest.mark.tiers(quick=1, rest=1)
 def test_a_broken_checker_is_noticed(
     broken: Callable[[Run], Verdict], complaint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -83,6 +84,7 @@ def test_a_broken_checker_is_noticed(
 
 
 @pytest.mark.usefixtures("_small")
+@pytest.mark.long
 def test_table_and_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     check, found = module.selfcheck, list[SelfCheck]()
 

@@ -222,6 +222,7 @@ def leaking(tmp_path_factory: pytest.TempPathFactory) -> tuple[Audit, Path]:
 
 
 @pytest.mark.parametrize("name", [*DEVELOPED, *HELD_BACK])
+@pytest.mark.long
 def test_state_is_a_violation_with_the_smallest_sequence(
     work: Path, name: str, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
 ) -> None:
@@ -262,6 +263,7 @@ def test_harmless_state_is_not_accused(work: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["really_random", "torch_random"])
+@pytest.mark.tiers(quick=1, rest=1)
 def test_what_is_random_stays_inconclusive(work: Path, name: str) -> None:
     result = audited(name)
     assert (result.verdict, result.violations) == ("inconclusive", [])
@@ -298,6 +300,7 @@ def test_a_request_that_fails_each_time_in_another_way_is_told_as_such(emitted: 
 
 
 @pytest.mark.parametrize("name", ["wrong", "wrong_first"])
+@pytest.mark.tiers(quick=0, rest=1)
 def test_what_fails_alone_is_no_state(work: Path, name: str) -> None:
     result = audited(name)
     assert [violation.fingerprint for violation in result.violations] == ["bookkeeping/premature-stop"]
@@ -307,6 +310,7 @@ def test_what_fails_alone_is_no_state(work: Path, name: str) -> None:
     assert result.doubtful == []
 
 
+@pytest.mark.long
 def test_a_fault_of_the_request_and_one_of_state_are_both_found(work: Path) -> None:
     result = audited("both", cases=60)
     found = {violation.fingerprint: violation.case for violation in result.violations}
@@ -315,6 +319,7 @@ def test_a_fault_of_the_request_and_one_of_state_are_both_found(work: Path) -> N
     assert len(found["bookkeeping/premature-stop"].prompts[0]) == 1
 
 
+@pytest.mark.rest
 def test_a_report_counts_them(work: Path, tmp_path: Path, leaking: tuple[Audit, Path]) -> None:
     result, _ = leaking
     report = to_dict(result, tmp_path)
@@ -329,11 +334,13 @@ def test_a_report_counts_them(work: Path, tmp_path: Path, leaking: tuple[Audit, 
 
 
 @pytest.mark.parametrize(("isolate", "jobs"), [(True, 1), (False, 2)])
+@pytest.mark.rest
 def test_in_worker_processes(work: Path, isolate: bool, jobs: int) -> None:
     result = audited("first_k", isolate=isolate, jobs=jobs)
     assert [violation.fingerprint for violation in result.violations] == [LEAKS]
 
 
+@pytest.mark.rest
 def test_a_stored_sequence_is_decoded_first(work: Path, leaking: tuple[Audit, Path]) -> None:
     first, corpus = leaking
     second = audited("last_eos", corpus=corpus, cases=1)
@@ -359,6 +366,7 @@ def test_without_a_spec_no_process_can_tell() -> None:
     assert any("no spec" in warning for warning in result.warnings)
 
 
+@pytest.mark.long
 def test_assert_equivalent_takes_sequences(work: Path, leaking: tuple[Audit, Path]) -> None:
     result, _ = leaking
     case = result.violations[0].case
@@ -442,6 +450,7 @@ def test_delta_debugging_finds_what_is_needed() -> None:
     assert shrunk((1, 2), lambda items: True) == ()
 
 
+@pytest.mark.rest
 def test_a_script_without_a_guard_is_not_run_again(work: Path) -> None:
     """A worker is started without the main module: it may be a script that audits as it is imported."""
     (work / "script.py").write_text(

@@ -49,6 +49,7 @@ def engine(folder: Path, text: str = RIGHT) -> Decoder:
     return registry.load(str(folder / "engine.py"))
 
 
+@pytest.mark.long
 def test_a_kind_that_an_engine_refuses_is_told_in_a_line_and_the_audit_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_kind_that_an_engine_refuses_is_told_in_a_line_and_the_audit_goes_on(
     assert "Failing cases by checkpoint and drafter (bfloat16)" in summary([report], [str(tmp_path)])
 
 
+@pytest.mark.rest
 def test_a_report_without_what_was_served_is_read(tmp_path: Path) -> None:
     data = to_builtins(write(audit(registry.load("eqspec"), Options(cases=5)), tmp_path))
     assert data.pop("served") == []

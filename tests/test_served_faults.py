@@ -21,6 +21,7 @@ BY_ID = {fault.id: fault for fault in (*fresh(), *unseen(), *held(), *FAULTS)}
 
 
 @pytest.mark.parametrize(("build", "kind"), [("paged", "window"), ("ring", "mistral"), ("ring", "delta")])
+@pytest.mark.tiers(quick=1, rest=2)
 def test_right_builds_are_right(build: str, kind: str) -> None:
     engine = ENGINES[build]()
     engine.open()
@@ -30,6 +31,7 @@ def test_right_builds_are_right(build: str, kind: str) -> None:
 @pytest.mark.parametrize(
     "name", ["W01-window-too-wide", "B01-column-before", "S01-state-not-rolled-back", "F06-window-of-step"]
 )
+@pytest.mark.tiers(quick=3, rest=1)
 def test_faults_are_caught(name: str) -> None:
     fault = BY_ID[name]
     engine = fault.broken()()
@@ -39,6 +41,7 @@ def test_faults_are_caught(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["W05-windowed-layer-full", "W07-freed-before-rollback", "S03-conv-keeps-rejected"])
+@pytest.mark.rest
 def test_the_component_is_found_from_tokens_alone(name: str) -> None:
     fault = BY_ID[name]
     engine = fault.broken()()
@@ -57,6 +60,7 @@ def test_the_component_is_found_from_tokens_alone(name: str) -> None:
         ("F06-window-of-step", "window-of-step"),
     ],
 )
+@pytest.mark.tiers(quick=3, rest=2)
 def test_the_edit_that_is_the_fault_explains_every_wrong_token(name: str, edit: str) -> None:
     fault = BY_ID[name]
     engine = fault.broken()()

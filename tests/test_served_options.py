@@ -30,6 +30,7 @@ def _wrong(case: EngineCase, outputs: list[list[int]]) -> bool:
     return any(row.first is not None for row in Judge("float64").rows(case, outputs))
 
 
+@pytest.mark.rest
 def test_each_option_is_drawn_alone_and_with_others_and_changes_a_token() -> None:
     torch.set_num_threads(1)
     drawn, fired, alone = Counter[str](), Counter[str](), Counter[str]()
@@ -47,6 +48,7 @@ def test_each_option_is_drawn_alone_and_with_others_and_changes_a_token() -> Non
 
 
 @pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.tiers(quick=1, rest=1)
 def test_a_right_engine_has_every_row_right(build: type[Rounds]) -> None:
     torch.set_num_threads(1)
     for number in range(20):
@@ -56,6 +58,7 @@ def test_a_right_engine_has_every_row_right(build: type[Rounds]) -> None:
 
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.tiers(quick=23, rest=22)
 def test_every_fault_in_an_option_makes_a_row_wrong(build: type[Rounds], fault: str) -> None:
     torch.set_num_threads(1)
     assert any(_wrong(case, _decoded(build, case, fault)) for case in map(DRAWN.case, range(120)))
@@ -63,6 +66,7 @@ def test_every_fault_in_an_option_makes_a_row_wrong(build: type[Rounds], fault: 
 
 @pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize(("fault", "option", "edit"), CAUSES[:9])
+@pytest.mark.tiers(quick=8, rest=1)
 def test_a_fault_in_an_option_is_named(build: type[Rounds], fault: str, option: str, edit: str) -> None:
     """The others by ``python -m option_causes``."""
     torch.set_num_threads(1)

@@ -203,6 +203,7 @@ def test_no_row_of_exspec_starves(batch_size: int) -> None:
     assert longest_wait(engine, [*twins, *others]) > bound, "nothing would starve here: the check would be weak"
 
 
+@pytest.mark.rest
 def test_the_bound_holds_in_any_schedule() -> None:
     """Lengths that grow as they like, rows that end when they like, others that join at once: 200 random schedules."""
     module = MODULES["exspec"]
@@ -248,6 +249,7 @@ def test_exspec_groups_equally_long_rows() -> None:
 
 
 @pytest.mark.parametrize("name", ["exspec", "ragged"])
+@pytest.mark.tiers(quick=1, rest=1)
 def test_memory_stays_within_its_bound(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every forward and between rounds: at most so many slots as the bound says, for the rows in flight."""
     k = 3

@@ -48,6 +48,7 @@ def joined(wealths: list[Wealth]) -> Wealth:
     return together
 
 
+@pytest.mark.rest
 def test_joined_evidence_is_that_of_one_audit_with_all_cases() -> None:
     found = [shard(WRONG, number, 300) for number in range(4)]
     one, excluded = Wealth(), Exclusion()
@@ -99,6 +100,7 @@ def test_the_mean_over_all_outcomes_is_1_at_most_whenever_a_shard_ends() -> None
     assert greatest > 1.01
 
 
+@pytest.mark.rest
 def test_a_right_sampler_stays_small_and_a_wrong_one_adds_up() -> None:
     """Sixteen short shards: joined they convict what none of them does; the mean never would, the product is weaker."""
     for name, sampler in RIGHT.items():
@@ -134,6 +136,7 @@ def audit_of(wealth: Wealth, findings: bool) -> Audit:
     return concluded([result])
 
 
+@pytest.mark.rest
 def test_what_the_shards_show_together_only_is_a_finding_without_a_name() -> None:
     result = audit_of(joined([shard(WRONG, number, 100)[0] for number in range(16)]), findings=False)
     (finding,) = result.violations
@@ -141,6 +144,7 @@ def test_what_the_shards_show_together_only_is_a_finding_without_a_name() -> Non
     assert finding.case.crosses_after == result.wealth.crossed  # type: ignore[union-attr]
 
 
+@pytest.mark.rest
 def test_one_shard_of_many_that_is_sure_of_itself_convicts_nobody() -> None:
     right = joined([shard(next(iter(RIGHT.values())), number, 150)[0] for number in range(4)])
     result = audit_of(right, findings=True)

@@ -58,6 +58,7 @@ def plain(result: Audit, folder: Path) -> dict[str, Any]:
     return {**to_dict(result, folder), "elapsed_s": None, "cases_per_second": None, "seed": None}
 
 
+@pytest.mark.rest
 def test_a_shard_is_an_ordinary_audit_with_a_seed_of_its_own(tmp_path: Path, three: list[Shard]) -> None:
     """Merged alone, it is that audit to the letter."""
     for number in (0, 2):
@@ -65,6 +66,7 @@ def test_a_shard_is_an_ordinary_audit_with_a_seed_of_its_own(tmp_path: Path, thr
         assert plain(merged(WRONG, OPTIONS, [three[number]]), tmp_path) == plain(alone, tmp_path)
 
 
+@pytest.mark.rest
 def test_stored_in_any_order_they_merge_into_the_same_report(tmp_path: Path, three: list[Shard]) -> None:
     here = to_dict(merged(WRONG, OPTIONS, three), tmp_path)
     for order in ((2, 0, 1), (1, 2, 0)):
@@ -76,6 +78,7 @@ def test_stored_in_any_order_they_merge_into_the_same_report(tmp_path: Path, thr
     assert here["cases"]["run"] == 60
 
 
+@pytest.mark.rest
 def test_counts_add_up_and_findings_are_one_with_the_smallest_case(tmp_path: Path, three: list[Shard]) -> None:
     alone = [to_dict(merged(WRONG, OPTIONS, [shard]), tmp_path) for shard in three]
     together = to_dict(merged(WRONG, OPTIONS, three), tmp_path)
@@ -97,6 +100,7 @@ def test_counts_add_up_and_findings_are_one_with_the_smallest_case(tmp_path: Pat
     assert sum(cell["cases"] for cell in together["matrix"].values()) == 60
 
 
+@pytest.mark.rest
 def test_what_one_shard_did_not_exercise_another_may_have(three: list[Shard]) -> None:
     """Conclusions are drawn from all counts, not gathered from the shards."""
 
@@ -180,6 +184,7 @@ def test_hostile_text_in_a_shard_is_plain_in_the_report(tmp_path: Path, three: l
     assert any("red" in line for line in report.warnings)
 
 
+@pytest.mark.rest
 def test_evidence_that_is_no_evidence_is_refused() -> None:
     shard = shards.run(load("eqspec"), replace(OPTIONS, seed=1), 0, cases=3)
     assert [part.lane for part in shard.parts] == ["transparent", "sampling"]
@@ -208,6 +213,7 @@ def synthetic(number: int, count: int) -> Shard:
     return Shard(terms, number, count, None, (part_of(result),))
 
 
+@pytest.mark.rest
 def test_100_000_cases_of_four_workers_merge_in_no_time(tmp_path: Path) -> None:
     for number in range(4):
         write(synthetic(number, 25_000), tmp_path)

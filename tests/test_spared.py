@@ -1,4 +1,4 @@
-"""What is said of claims that no case met, of values that were spared, and of options that make two tokens alike."""
+"""What is said of values that were spared, and of options that make two tokens alike."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -8,7 +8,6 @@ from eqcheck.abduction import _of_most_rows
 from eqcheck.case.engine import EngineRow
 from eqcheck.checkpoints.judge import truth
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.lanes.checkpoint.conclusions import _unasked
 from eqcheck.lanes.transparent.conclusions import Places, lying
 
 
@@ -22,7 +21,7 @@ def _by_k(**counts: int) -> Places:
 def test_a_value_that_chance_may_spare_is_not_told_as_spared() -> None:
     assert lying(_by_k(few=22), _by_k(one=30, few=55, many=23)) == []  # each of the two might be spared by chance
     assert lying(_by_k(few=40, many=20), _by_k(one=60, few=20, many=20)) == [
-        "K of 2 or more: 60 of 100 cases; not seen with K of 1: 0 of 60"
+        "only with K of 2 or more (60 of 100 cases), never with K of 1 (0 of 60)"
     ]
 
 
@@ -33,20 +32,6 @@ def test_two_tokens_of_one_score_are_seen() -> None:
     margin = float(alone.scores(plain, ())[0][best] - alone.scores(plain, ())[0][second])
     assert alone.decides(plain)
     assert not alone.decides(EngineRow(prompt, RowOptions(1, logit_bias=((second, margin),))))
-
-
-def test_claims_that_no_case_met_are_named() -> None:
-    decoder = SimpleNamespace(kinds=("full", "window"), capabilities=("logit-bias", "kv-blocks", "ngram"))
-    tally = SimpleNamespace(served=Counter({"full model equivalent ": 3}))
-    result: Any = SimpleNamespace(decoder=decoder, tally=tally, coverage={"ngram": 2})
-    (told,) = _unasked(result)
-    assert told.startswith(
-        "no case was on the checkpoint window, one in which logit-bias changes a token, "
-        "one whose rows need more kv-blocks than there are: "
-    )
-    result.coverage |= {"logit_bias": 1, "kv_blocks": 1}
-    tally.served["window model equivalent "] = 1
-    assert _unasked(result) == []
 
 
 def test_a_cause_that_begins_few_of_the_wrong_rows_is_none() -> None:

@@ -137,6 +137,7 @@ PLAN = Plan(
 )
 
 
+@pytest.mark.rest
 def test_all_of_it_is_measured_and_every_output_verified(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.setattr(why, "QUICK", PLAN)
     monkeypatch.setattr(why, "_trace", lambda name, batch: why_trace(name, batch))
@@ -161,6 +162,7 @@ def why_trace(name: str, batch: int) -> dict[str, Any]:
 why_of = why._trace
 
 
+@pytest.mark.rest
 def test_a_decoder_that_is_wrong_has_no_speed(monkeypatch: Any) -> None:
     decoder = registry.load("ragged")
     engine: Any = decoder.engine
@@ -208,6 +210,7 @@ def made_up() -> Law:
     return found
 
 
+@pytest.mark.rest
 def test_whether_a_law_holds_is_said_plainly(tmp_path: Path) -> None:
     found = made_up()
     first, second = laws(found)

@@ -58,6 +58,7 @@ def stories(done: Run) -> list[Story]:
 
 
 @pytest.mark.parametrize("decoder", known_good().values(), ids=lambda decoder: decoder.name)
+@pytest.mark.tiers(quick=3, rest=20)
 def test_of_right_decoders_all_is_right(decoder: Decoder) -> None:
     source = Source(11, decoder.families, decoder.padding_sides, decoder.cache_states)
     known = told = 0
@@ -121,7 +122,7 @@ def test_a_draft_that_was_accepted_and_cut_away_is_not_called_rejected(name: str
     assert re.findall(r'class="token (accepted|cut|rejected)"', shown)[-4:] == fates
     call = next(call for call in decode.calls if call.number == last.call)
     assert [query.stands_for for query in call.rows[0].queries[-1:]] == (
-        ["position 6"] if ended_by == "EOS" else ["cut draft at position 7"]
+        ["position 6"] if ended_by == "EOS" else ["draft after the row's end"]
     )
     assert "over-accepted" not in shown
     rejected = Counter(one.fate(number) for one in decode.rounds[1] for number in range(len(one.drafted)))["rejected"]
@@ -134,7 +135,10 @@ def test_a_draft_that_is_emitted_though_the_target_answered_another_id_is_told_f
     (one,) = decode.rounds[0]
     assert (one.accepted, one.agreed, one.fate(0)) == (1, 0, "over-accepted")
     assert "1, 1 over-accepted" in view(decode)
-    assert 'class="token over-accepted" title="over-accepted: the row has it' in trace_page("dsd", "", "FAILS", decode)
+    assert (
+        'class="token over-accepted" title="over-accepted: returned though the target predicted another token'
+        in trace_page("dsd", "", "FAILS", decode)
+    )
 
 
 def test_where_something_else_is_returned_than_was_fed_no_right_token_is_marked_and_no_draft_is_judged() -> None:
@@ -155,7 +159,7 @@ def test_where_something_else_is_returned_than_was_fed_no_right_token_is_marked_
     page = trace_page("mine", "c0ffee", "FAILS", decode)
     shown = page.split("Row 0, round by round")[1].split("</table>")[0]
     assert "first-wrong" not in shown
-    assert "not known: something else was returned than was fed" in shown
+    assert "not known: the row returned is not the row fed" in shown
     wrong = decode_of(run(eqcheck.load("bsp"), CASE))
     rounds_of_rows = trace_page("bsp", "", "FAILS", wrong).split('aria-label="Rounds of the row"', 1)[1]
     assert "first-wrong" in rounds_of_rows.split("</table>")[0], "of what was committed, it is"
@@ -180,6 +184,7 @@ def named(story: Story) -> tuple[DrawnRow, DrawnQuery]:
 
 
 @pytest.mark.parametrize("fault", FOLLOWED[::7], ids=lambda fault: fault.id)
+@pytest.mark.tiers(quick=7, rest=31)
 def test_of_a_fault_the_fault_is_to_be_seen_and_nothing_before_it(fault: Fault) -> None:
     for done, explanation in failing(fault, 2):
         story = story_of(done, explanation)
@@ -241,7 +246,7 @@ def test_what_is_not_known_is_not_drawn() -> None:
     assert {what: known for what, known in kinds if not what.startswith("position")} == {
         "pad": False,
         "rejected draft": False,
-        "cut draft": False,
+        "draft after the row's end": False,
     }
     twins = Case(prompts=((5, 7), (5, 7)), max_new_tokens=4, num_draft_tokens=2)
     same = run(known_good()["one_row"], twins)

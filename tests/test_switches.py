@@ -117,6 +117,7 @@ class Engine:
         ("False", []),
     ],
 )
+@pytest.mark.rest
 def test_a_crash_is_that_of_a_switch_if_it_needs_it(condition: str, fingerprints: list[str], tmp_path: Path) -> None:
     (tmp_path / "raises.py").write_text(_RAISES.format(condition=condition))
     found = audit(registry.load(str(tmp_path / "raises.py")), Options(cases=30, python=sys.executable))

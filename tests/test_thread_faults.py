@@ -40,6 +40,7 @@ def test_each_fault_runs_and_names_its_thread(fault: Fault, build: str) -> None:
         ("vllm-57053", "Slots", "bookkeeping/wrong-correction:first-token-from-behind"),
     ],
 )
+@pytest.mark.tiers(quick=0, rest=1)
 def test_causes_that_had_no_edit_are_named(name: str, build: str, said: str) -> None:
     (fault,) = (fault for fault in FAULTS if fault.id == name)
     score = checked(fault, build)

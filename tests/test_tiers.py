@@ -1,29 +1,47 @@
-"""The two tiers of tests: together they are all tests, and no name in the list has lost its test."""
+"""The three tiers of tests: each test is in one of them, and each tier is a command."""
 
 from __future__ import annotations
 
-import ast
-import json
 from pathlib import Path
 
-from tiers import REST
+import pytest
+
+pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parents[1]
+TESTS = """
+import pytest
+
+def test_quick(): pass
+
+@pytest.mark.rest
+def test_slower(): pass
+
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.tiers(quick=1, rest=2)
+def test_many(number): pass
+"""
+MARKERS = "[pytest]\nmarkers =\n  rest\n  long\n  tiers\n"
 
 
-def test_every_test_of_the_rest_is_there() -> None:
-    functions: dict[str, set[str]] = {}
-    for name in json.loads(REST.read_text()):
-        file, _, test = name.partition("::")
-        if file.endswith(".py") and file not in functions:
-            tree = ast.parse((ROOT / file).read_text())
-            functions[file] = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        if file.startswith("tests/"):
-            assert test.partition("[")[0] in functions[file], name
+@pytest.mark.parametrize(
+    ("chosen", "run"),
+    [
+        ("not rest and not long", ["test_quick", "test_many[0]"]),
+        ("rest", ["test_slower", "test_many[1]", "test_many[2]"]),
+        ("long", ["test_many[3]", "test_many[4]"]),
+    ],
+)
+@pytest.mark.tiers(quick=2, rest=1)
+def test_a_test_is_in_one_tier(pytester: pytest.Pytester, chosen: str, run: list[str]) -> None:
+    pytester.makepyfile(TESTS)
+    pytester.makeconftest((ROOT / "tests" / "conftest.py").read_text())
+    pytester.makeini(MARKERS)
+    done = pytester.runpytest_subprocess("--collect-only", "-q", "-p", "no:cacheprovider", "-m", chosen)
+    assert [line.partition("::")[2] for line in done.outlines if "::" in line] == run
 
 
-def test_both_tiers_are_commands() -> None:
+def test_each_tier_is_a_command() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    assert 'pytest -n 3 -m "not rest and not long"' in makefile
-    assert "pytest -n 3 -m rest" in makefile
-    assert "pytest -n 3 -m long" in makefile
+    for chosen in ('"not rest and not long"', "rest", "long"):
+        assert f"pytest -n 3 -m {chosen} " in makefile

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_sampled_engines import DRAFT, FEW, GREEDY, KINDS, LAWS, NEAR, NEW, PROMPT, TARGET, excess, greedy, serving
+from test_sampled_engines import DRAFT, FEW, GREEDY, KINDS, NEAR, NEW, PROMPT, TARGET, excess, greedy, laws, serving
 from test_sampling_lane import audited
 
 import eqcheck
@@ -36,14 +36,16 @@ def worst(shape: Nodes = (), k: int = 4, draft: Any = DRAFT, engine: Any = Tree,
     outputs = [tuple(row) for row in decoder.generate(asked)]
     assert 0.05 < decoder.stats.acceptance < 0.95, "all draft tokens were one way: the check would be weak"
     assert set(outputs[len(KINDS) :: len(KINDS) + 1]) == {greedy(PROMPT)}
-    return max(excess(outputs[i :: len(KINDS) + 1], expected) for i, expected in enumerate(LAWS))
+    return max(excess(outputs[i :: len(KINDS) + 1], expected) for i, expected in enumerate(laws()))
 
 
 @pytest.mark.parametrize("shape", [(), WIDE, ODD, ALL], ids=["own", "wide", "odd", "all"])
+@pytest.mark.rest
 def test_rows_are_of_their_laws_whatever_the_trees(shape: Nodes) -> None:
     assert worst(shape) < 0
 
 
+@pytest.mark.rest
 def test_rows_are_of_their_laws_with_a_near_draft() -> None:
     assert worst(k=3, draft=NEAR) < 0
 
@@ -85,6 +87,7 @@ def planted(fault: Any) -> Any:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.rest
 def test_what_is_drawn_wrongly_is_seen(fault: Any) -> None:
     assert worst(((0, 0), (0, 1), (0, 2)), engine=planted(fault), rows=1200 if fault is OldDraft else 500) > 0
 
@@ -115,6 +118,7 @@ def decoder_of(engine: Any) -> Any:
     return eqcheck.decoder(name=engine.__name__, capabilities=serving.SAMPLING, seeds="mates")(generate)
 
 
+@pytest.mark.rest
 def test_an_audit_passes_what_is_right_and_sees_what_is_not() -> None:
     right = audited(decoder_of(Tree), 25)
     assert right.evidence is not None

@@ -105,6 +105,7 @@ def test_the_engine_needs_the_rounds_that_the_paths_leave() -> None:
 
 
 @pytest.mark.parametrize("name", ["tree", "forked", "forked_rows"])
+@pytest.mark.rest
 def test_right_engines_are_right(name: str) -> None:
     decoder = TREE if name == "tree" else BUILDS[name].decoder(name)
     counts: Counter[str] = Counter()
@@ -124,6 +125,7 @@ def test_the_engine_makes_trees_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("component", ["position", "mask"])
+@pytest.mark.rest
 def test_faults_in_trees_that_no_case_names_are_read_along_branches(
     component: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +153,7 @@ def test_an_audit_of_chains_alone_is_vacuous() -> None:
     assert any("off_spine" in warning for warning in vacuous(dict.fromkeys(found, 1)))
 
 
+@pytest.mark.rest
 def test_other_ids_leave_the_paths_as_they_are() -> None:
     for case in drawn(10):
         for other in variants(case):
@@ -271,6 +274,7 @@ class OtherRoot(Forked):
         return tokens[:-1] or tokens
 
 
+@pytest.mark.rest
 def test_a_draft_that_does_not_see_its_row_is_a_warning() -> None:
     decoder = replace(BUILDS["forked"], engine=OtherRoot).decoder("other-root")
     losses: Counter[str] = Counter()
@@ -338,6 +342,7 @@ class Shifted(Forked):
         return [depth + (depth > 0) for depth in super().depth(place)]
 
 
+@pytest.mark.rest
 def test_positions_that_count_nodes_are_said_to_and_no_others() -> None:
     assert set(positions_told(ByIndex)) == {"counts-nodes"}
     assert set(positions_told(Shifted)) == {None}

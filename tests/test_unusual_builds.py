@@ -55,6 +55,7 @@ class PackedHidesFirst(Packed):
         self.target = hiding
 
 
+@pytest.mark.rest
 def test_what_one_of_several_packed_rows_saw_is_read() -> None:
     assert set(named(PackedHidesFirst)) == {"mask/token-hidden"}
 
@@ -81,6 +82,7 @@ class LookedUpTakesNext(LookedUp):
         (LookedUpTakesNext, "bookkeeping/wrong-correction"),
     ],
 )
+@pytest.mark.tiers(quick=1, rest=2)
 def test_drafts_without_the_draft_model(engine: type[RoundEngine], fingerprint: str | None) -> None:
     assert set(named(engine)) == ({fingerprint} if fingerprint else set())
 

@@ -49,6 +49,7 @@ def decoder_file(folder: Path, body: str) -> str:
 @pytest.mark.parametrize(
     ("isolate", "way"), [*((False, way) for way in WAYS), (True, "blocks the alarm"), (True, "in C")]
 )
+@pytest.mark.rest
 def test_a_decoder_that_no_alarm_ends_is_ended(tmp_path: Path, way: str, isolate: bool) -> None:
     decoder = registry.load(decoder_file(tmp_path, WAYS[way]))
     with decoding(decoder, Limits(1.0), try_case, [], isolate=isolate) as running:
@@ -56,6 +57,7 @@ def test_a_decoder_that_no_alarm_ends_is_ended(tmp_path: Path, way: str, isolate
     assert [outcome.fingerprint for outcome in outcomes] == [HANG, HANG]
 
 
+@pytest.mark.rest
 def test_so_is_one_that_another_python_runs(tmp_path: Path) -> None:
     case = EngineCase((EngineRow((1, 2), RowOptions(4)),))
     with worker(registry.load(decoder_file(tmp_path, WAYS["in C"])), sys.executable, 1.0) as spawned:
@@ -100,6 +102,7 @@ def test_a_decoder_that_waits_for_a_thread_of_its_module_gets_it(tmp_path: Path)
     assert outcome.status == "equivalent", outcome.traceback
 
 
+@pytest.mark.rest
 def test_an_audit_and_a_replay_of_it_end_with_a_report(tmp_path: Path) -> None:
     spec = decoder_file(tmp_path, WAYS["in C"])
     audit = ["audit", spec, "--cases", "2", "--case-timeout", "1", "--no-corpus", "--out", "out"]
@@ -111,6 +114,7 @@ def test_an_audit_and_a_replay_of_it_end_with_a_report(tmp_path: Path) -> None:
     assert eqcheck(tmp_path, "replay", "case.json", "--adapter", spec, "-v") == 1
 
 
+@pytest.mark.rest
 def test_on_the_trained_pair_it_is_ended_too(tmp_path: Path) -> None:
     body = """from eqcheck.reference_impls.eqspec import generate as right
     if target.config.model_type != 'llama': return right(target, draft, request)
@@ -123,6 +127,7 @@ def test_on_the_trained_pair_it_is_ended_too(tmp_path: Path) -> None:
     assert (report["real_pair"]["equivalent"], report["real_pair"]["first"]) == (0, "no answer within 10 s")
 
 
+@pytest.mark.rest
 def test_a_thread_that_a_module_leaves_behind_does_not_keep_the_command(tmp_path: Path) -> None:
     spec = decoder_file(tmp_path, "raise eqcheck.Unsupported('all')")
     text = Path(spec).read_text()
@@ -146,12 +151,14 @@ WAYS_TO_RUN = {"here": [], "isolated": ["--isolate"], "another Python": ["--pyth
 
 @LINUX
 @pytest.mark.parametrize("options", WAYS_TO_RUN.values(), ids=WAYS_TO_RUN)
+@pytest.mark.rest
 def test_nothing_lives_on_when_the_audit_is_killed(tmp_path: Path, options: list[str]) -> None:
     spec = decoder_file(tmp_path, BUSY)
     killed(tmp_path, ["-m", "eqcheck.cli", "audit", spec, "--cases", "2", "--no-corpus", *options])
 
 
 @LINUX
+@pytest.mark.rest
 def test_nor_does_a_server_that_is_still_importing(tmp_path: Path) -> None:
     (tmp_path / "forever.py").write_text("import time\nopen('begun', 'w').close()\nwhile True: time.sleep(1)\n")
     start = "from eqcheck.workers.fork import context\ncontext('forever').Process(target=print).start()\n"

@@ -70,7 +70,7 @@ def test_what_decoders_decline_and_require() -> None:
         capabilities=tuple(CAPABILITIES),
         seeds="none",
         option_order=ORDER,
-        padding_sides=PADDING_SIDES,
+        padding_sides=("left", "right"),
         cache_states=tuple(CACHE_STATES),
         families=FAMILIES,
         known=dict.fromkeys(FINGERPRINTS, "https://example.org"),

@@ -56,6 +56,7 @@ OUTCOMES = list(itertools.product((0, 1), repeat=3))
 
 
 @pytest.mark.parametrize("change", [0.0, 0.3])
+@pytest.mark.tiers(quick=1, rest=1)
 def test_the_mean_evidence_over_all_outcomes_is_1_at_most(change: float) -> None:
     """Two twins of three tokens: 64 outcomes, each with its probability. With rounding the bound needs its eps."""
     total = unbounded = 0.0

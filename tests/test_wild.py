@@ -43,6 +43,7 @@ def test_adapters_are_short(name: str) -> None:
     assert int(adapter.end_lineno or 0) - adapter.lineno < 60
 
 
+@pytest.mark.rest
 def test_a_loop_over_the_layers_of_a_model_is_read() -> None:
     """It has neither a cache of transformers nor attention of theirs: keys are known again by their bytes."""
     decoder = eqcheck.load(f"{WILD / 'own_loop.py'}")
@@ -67,6 +68,7 @@ def test_a_loop_over_the_layers_of_a_model_is_read() -> None:
         ("rollback", "cache/stale-entry"),
     ],
 )
+@pytest.mark.rest
 def test_tensors_that_rows_are_written_into_are_read(fault: str, cause: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Most of them is filled memory, and rows that have ended write what is there already."""
     decoder = eqcheck.load(f"{WILD / 'slab.py'}")
@@ -99,6 +101,7 @@ def test_attention_for_each_request_by_itself_is_declined(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("target", ["llama", "gpt2"])
+@pytest.mark.rest
 def test_pads_by_value_hide_a_token_that_is_the_pad_id(target: str) -> None:
     found = shown(eqcheck.load(f"{WILD / 'repad.py'}"), target, 12)
     assert found["mask/token-hidden"]
@@ -106,6 +109,7 @@ def test_pads_by_value_hide_a_token_that_is_the_pad_id(target: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["llama", "gpt2"])
+@pytest.mark.rest
 def test_holes_without_position_ids_leave_positions_wrong(target: str) -> None:
     found = shown(eqcheck.load(f"{WILD / 'holes.py'}"), target)
     assert found["position/query-position"] > 2
@@ -132,6 +136,7 @@ def test_rows_that_share_pages_in_a_call_without_a_batch_are_right() -> None:
         assert certain(decode(generate, case)) is None
 
 
+@pytest.mark.long
 def test_options_of_rows_are_asked_of_a_decoder_that_is_called_with_models() -> None:
     decoder = eqcheck.load(f"{WILD / 'without_penalties.py'}")
     lanes = lanes_of(decoder, Options(cases=60))
@@ -150,6 +155,7 @@ def test_a_budget_leaves_time_for_options(monkeypatch: pytest.MonkeyPatch) -> No
     assert lanes["checkpoint"] > 5
 
 
+@pytest.mark.rest
 def test_options_are_not_asked_where_rows_without_any_are_wrong() -> None:
     result = audit(replace(eqcheck.load(f"{WILD / 'holes.py'}"), capabilities=("row-limits",)), Options(cases=10))
     assert result.tally.drawn == 10

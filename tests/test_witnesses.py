@@ -79,6 +79,7 @@ def first(fault: Fault, without: str = "nothing") -> tuple[Generate, Run, Explan
 
 
 @pytest.mark.parametrize("component", OTHERS)
+@pytest.mark.tiers(quick=1, rest=2)
 def test_a_reading_that_repair_contradicts_is_not_asserted(component: str) -> None:
     fault = next(fault for fault in FAULTS if fault.component == component)
     generate, done, explanation = first(fault, OTHERS[component])

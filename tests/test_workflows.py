@@ -14,14 +14,19 @@ from typing import Any
 import pytest
 
 from eqcheck import cli
-from eqcheck.cli.scaffold import WORKFLOW
+from eqcheck.cli.scaffold import REPOSITORY, WORKFLOW
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 yaml: Any = pytest.importorskip("yaml")
 ROOT = Path(__file__).parents[1]
 ACTION = ROOT / "action.yml"
 PLACES = (".github/workflows/*.yml", "examples/*/.github/*/*.yml", "proposals/*/*.yml")
 OWN = [path for place in PLACES for path in sorted(ROOT.glob(place))]
-SCAFFOLD = WORKFLOW.substitute(file="engine.py")
+SCAFFOLD = WORKFLOW.substitute(file="engine.py", repository=REPOSITORY)
 
 
 def steps(text: str) -> list[dict[str, Any]]:
@@ -65,7 +70,11 @@ def test_the_repositorys_own(path: Path) -> None:
 
 def test_what_the_scaffold_writes() -> None:
     assert not flaws(SCAFFOLD)
-    assert any(step.get("run", "").startswith("eqcheck audit engine.py") for step in steps(SCAFFOLD))
+    scripts = [step.get("run", "") for step in steps(SCAFFOLD)]
+    assert "eqcheck audit engine.py --profile ci --junit eqcheck.xml" in scripts, "a budget would draw by the load"
+    assert any(f"'eqcheck[audit] @ git+{REPOSITORY}'" in script for script in scripts), "no index has it"
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
+    assert urls["Repository"] == REPOSITORY
 
 
 @pytest.mark.parametrize(
@@ -73,8 +82,8 @@ def test_what_the_scaffold_writes() -> None:
     [
         (CHECKOUT, "@main", "not pinned: actions/checkout@main"),
         (CHECKOUT, "@v4.2.2", "not pinned: actions/checkout@v4.2.2"),
-        ("--budget 60s", "--bugdet 60s", "unrecognized arguments: --bugdet 60s"),
-        ("--budget 60s", "--budget soon", "expected a time"),
+        ("--profile ci", "--profil3 ci", "unrecognized arguments: --profil3 ci"),
+        ("--profile ci", "--budget soon", "expected a time"),
         ("engine.py", "${{ github.head_ref }}", "an expression in a script"),
         ("python -m pip install uv", "make nothing", "no such target: make nothing"),
     ],
@@ -122,7 +131,7 @@ def test_the_action_runs_the_audit_that_was_asked(tmp_path: Path, known: str, pr
 
 
 @pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
-@pytest.mark.parametrize("folder", [".venv", ".venv-4.57", ".venv-vllm", ".venv-openvino_genai"])
+@pytest.mark.parametrize("folder", [".venv", ".venv-torch", ".venv-vllm", ".venv-openvino_genai"])
 def test_make_takes_the_cpu_build_with_uv_and_says_what_comes_without(folder: str) -> None:
     command = ["make", "--dry-run", "--always-make", f"{folder}/.installed"]
     done = [subprocess.run([*command, uv], cwd=ROOT, capture_output=True, text=True) for uv in ("UV=", "UV=/bin/uv")]
@@ -131,3 +140,17 @@ def test_make_takes_the_cpu_build_with_uv_and_says_what_comes_without(folder: st
     assert "uv is missing" not in with_uv
     assert "/bin/uv pip install --quiet --torch-backend cpu" in with_uv
     assert "-m pip install" not in with_uv
+    assert f"{folder}/bin/python -m compileall" in with_uv
+    assert f"{folder}/bin/python -m compileall" in without
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="there is no make")
+def test_make_lays_an_older_transformers_over_the_environment() -> None:
+    folder = ".venv-transformers-4.57.6"
+    command = ["make", "--dry-run", "--always-make", f"{folder}/.installed", "UV=/bin/uv"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    (install,) = (line for line in done.splitlines() if f"{folder}/bin/python -m pip install" in line)
+    assert install.endswith("'transformers==4.57.6'")
+    assert "--constraint" not in install  # which names another transformers
+    assert "addsitedir" in done
+    assert "rm " not in done  # or make would install it again each time

@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicLayer
 from eqcheck.abduction.evaluation import evaluated
 from eqcheck.abduction.program import BLANK, Answers, Program
 from eqcheck.construction.function import Function
+from eqcheck.contract.cache_names import cache_argument
 
 _BLIND, _NEVER = -1e30, -1e38  # a query that sees nothing attends to all its slots alike, and to nothing else
 _CELLS = 3_000_000  # of masks in one forward
@@ -58,7 +59,7 @@ def _forward(model: Any, programs: Sequence[Program], torn: str, plain: bool) ->
     given: dict[str, Any] = {"use_cache": False}
     if not plain:
         layers = [_Columns(number, torn, first, second) for number in range(model.config.num_hidden_layers)]
-        given = {"use_cache": True, "past_key_values": Cache(layers=layers)}
+        given = {"use_cache": True, **cache_argument(model, Cache(layers=layers))}
     logits: torch.Tensor = model(
         input_ids=ids, attention_mask=mask[:, None].to(dtype), position_ids=positions, **given
     ).logits

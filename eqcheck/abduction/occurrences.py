@@ -68,7 +68,9 @@ def _grown(evidence: Evidence, context: EditedContext) -> Iterator[EditedContext
     """The same once a row fills a window, or is longer: where a ring comes round, it may no longer be taken back."""
     if context.edit.scope == OF_WINDOW:
         for full in evidence.rings:
-            grown = replace(context, since=full - 1, when=f"{context.when} once there are {full} tokens".strip())
+            grown = replace(
+                context, since=full - 1, when=f"{context.when} from {full} tokens (prompt and output) on".strip()
+            )
             yield grown
             yield from _in_parts(evidence, grown)
 

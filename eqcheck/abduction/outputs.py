@@ -15,8 +15,8 @@ from eqcheck.explanation.records import many
 
 _TABLE = {
     "bookkeeping/unverified": {
-        "unverified-emitted": "draft tokens are returned before the target has verified them, followed by its "
-        "predictions for their places",
+        "unverified-emitted": "draft tokens are returned before the target has verified them, and then its "
+        "predictions for the same positions",
     },
     "bookkeeping/lost-token": {"missing-in-output": "the output lacks {tokens} that the engine computed"},
     "bookkeeping/repeated-token": {"twice-in-output": "the output has {tokens} twice"},

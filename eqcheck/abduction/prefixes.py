@@ -67,7 +67,7 @@ PREFIXES = (
          "the first {position} tokens come from the prefix cache, and position ids after them restart at 0",
          position=_behind_hit),
     edit("cache/missing-entry", "hit-short",
-         "a prefix cache hit ends a token or two too early, and position ids continue from there", OWN, (1, 2),
+         "a prefix cache hit restores one or two tokens too few, and position ids continue without them", OWN, (1, 2),
          scope="prefix", position=_short, place=_short, view=_end_missing),
     edit("cache/missing-entry", "hit-unwritten",
          "a row reuses the cache of an earlier request, whose last token was never written to it", OWN, (1, 16, 32),

@@ -257,7 +257,7 @@ def _slots(view: QueryView, right: dict[int, Entry], offset: int, deviations: Se
     for position in (d.token_position or 0 for d in deviations if d.kind == "missing-entry"):
         token = view.labels.sequence(view.request)[position]
         place = (False, view.request, position, "token")
-        slots.append(Slot(None, f"token {position}", token, None, position + offset, False, True, *place))
+        slots.append(Slot(None, f"position {position}", token, None, position + offset, False, True, *place))
     return slots
 
 

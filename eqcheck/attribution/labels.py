@@ -161,11 +161,11 @@ class Labels(Record):
                 foreign.append(column)
         return foreign
 
-    def _apart(self, found: set[int]) -> bool:
+    def _apart(self, those: set[int]) -> bool:
         """Return whether one of the requests found in a row does not begin as another:
         else it may be a branch of its tree.
         """
-        pairs = [(self.requests[one].prompt, self.requests[other].wholes) for one in found for other in found - {one}]
+        pairs = [(self.requests[one].prompt, self.requests[other].wholes) for one in those for other in those - {one}]
         return any(all(whole[: len(prompt)] != prompt for whole in wholes) for prompt, wholes in pairs)
 
     def _goes_on(self, call: Call, row: int, column: int, places: list[list[tuple[int, int]]]) -> bool:

@@ -144,7 +144,7 @@ def head_warnings(losses: Counter[str]) -> list[str]:
     for name in sorted(HEAD_LOSSES, key=lambda name: (-counts[name], -counts[f"hit {name}"])):
         hits, lost = counts[f"hit {name}"], counts[name]
         if hits > 1 and hits * 100 >= counts["rounds"]:
-            said = f"{lost} of {counts['allowed']} draft tokens lost in {hits} of {counts['rounds']} rounds: "
+            said = f"{lost} of {counts['allowed']} draft tokens lost in {hits} of {counts['rounds']} rounds of a head: "
             said += f"{HEAD_LOSSES[name]}. This costs speed, not output"
             warnings.append(Notice(said, f"draft/{name}{'' if name == 'token-shift' else '-hidden'}"))
     lost = counts["unnamed"] + (0 if warnings else counts["unclear"])

@@ -154,9 +154,9 @@ def alike(first: Mechanism, second: Mechanism) -> bool:
     return (first[0], first[2]) == (second[0], second[2]) and parts and bool(first[1]) == bool(second[1])
 
 
-def _pad_instead(found: Explanation, explanation: Explanation) -> bool:
+def _pad_instead(variant: Explanation, explanation: Explanation) -> bool:
     """Return whether with other ids the wrong token is the pad id, and was not:
     so it is where tokens are as good as drawn.
     """
-    pads = [one.given is not None and one.observed == one.given.pad_token_id for one in (found, explanation)]
+    pads = [one.given is not None and one.observed == one.given.pad_token_id for one in (variant, explanation)]
     return pads == [True, False]

@@ -30,6 +30,7 @@ from eqcheck.contract.escaping import one_line
 from eqcheck.contract.extras import require
 from eqcheck.result.findings import Audit, Options
 from eqcheck.store.corpus import Corpus
+from eqcheck.workers.worker import child_environment
 
 HERE = "local"
 ANSWERS_S = 20.0
@@ -51,11 +52,10 @@ def check_answers(address: str) -> None:
     if address == HERE:
         return
     code = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')"
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     try:
         done = subprocess.run(
             [sys.executable, "-c", code, address],
-            env=environment,
+            env=child_environment(PYTHONSAFEPATH="1"),
             capture_output=True,
             text=True,
             timeout=ANSWERS_S,

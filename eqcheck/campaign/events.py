@@ -44,7 +44,7 @@ Step = Literal["models", "self-check", "decoder", "stored", "explain", "shrink",
 
 @dataclass(frozen=True)
 class Working(Event):
-    """What is done from now on, until the next event: a ``step``, and what it is about, in one name.
+    """The work until the next event: a ``step``, and what it is about, in one name.
 
     ``decoder`` is empty where the step is for all of them.
     """

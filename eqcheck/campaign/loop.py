@@ -72,15 +72,15 @@ def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda 
 
 def concluded(audits: list[Audit]) -> Audit:
     """The result of all lanes together, with the conclusions of each."""
-    for one in audits:
-        lane_named(one.lane).conclusions(one)
-        one.findings.sort(key=lambda finding: -finding.count)
+    for audit in audits:
+        lane_named(audit.lane).conclusions(audit)
+        audit.findings.sort(key=lambda finding: -finding.count)
     result, *others = audits
     for other in others:
         result.join(other)
     if _failed_fast(result):  # it ended before it could ask for more
         result.warnings = [said for said in result.warnings if not isinstance(said, Notice) or said.kind != VACUOUS]
-    result.unreached = [one for one in result.unreached if not result.tally.tested[one.claim]]
+    result.unreached = [left for left in result.unreached if not result.tally.tested[left.claim]]
     if result.unreached and result.tally.drawn:
         kind = INCONCLUSIVE if result.silent and not result.violations else VACUOUS
         profile = result.options.profile.name if result.options.profile else ""

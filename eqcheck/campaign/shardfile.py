@@ -97,7 +97,7 @@ class OutcomeRecord:
 
 
 @dataclass(frozen=True)
-class Part:
+class LaneResults:
     """The results of one lane of a shard; ``findings`` are outcomes with the other fields of a `Finding`."""
 
     lane: str
@@ -130,7 +130,7 @@ class Shard:
     number: Annotated[int, Meta(ge=0)]
     cases: int | None
     budget: float | None
-    parts: Annotated[tuple[Part, ...], Meta(min_length=1)]
+    parts: Annotated[tuple[LaneResults, ...], Meta(min_length=1)]
     versions: dict[str, str] = field(default_factory=dict)
     stored: dict[StoredName, str] = field(default_factory=dict)
     machine: str = ""
@@ -144,14 +144,14 @@ class Shard:
         return sum(count for part in self.parts for _, count in part.counts.alike)
 
 
-def part_of(audit: Audit) -> Part:
+def part_of(audit: Audit) -> LaneResults:
     """The result of one lane of a shard, as data."""
     tally = audit.tally
     counts = {name.name: getattr(tally, name.name) for name in fields(Tally)}
     counts |= {name: tuple(getattr(tally, name).items()) for name in ("alike", "tested")}
     counts |= {"fingerprints": tuple(sorted(tally.fingerprints))}
     rest = [name.name for name in fields(Finding) if name.name != "outcome"]
-    return Part(
+    return LaneResults(
         **{name: getattr(audit, name) for name in _OF_AUDIT},
         counts=Counts(**counts),
         findings=tuple((_seen(each.outcome), {name: getattr(each, name) for name in rest}) for each in audit.findings),
@@ -191,7 +191,7 @@ def tally_of(counts: Counts) -> Tally:
     return Tally(**{**given, "fingerprints": set(counts.fingerprints)})
 
 
-def evidence_of(part: Part) -> tuple[Wealth | None, Exclusion | None]:
+def evidence_of(part: LaneResults) -> tuple[Wealth | None, Exclusion | None]:
     """The parts of the evidence of a lane; raises `UsageError` where it cannot be read."""
     try:
         wealth = Wealth.from_dict(_unpacked(part.wealth)) if part.wealth else None

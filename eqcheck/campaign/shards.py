@@ -29,7 +29,7 @@ from eqcheck import __version__
 from eqcheck.campaign import processes
 from eqcheck.campaign.loop import audits, concluded
 from eqcheck.campaign.shardfile import (
-    Part,
+    LaneResults,
     Shard,
     Terms,
     evidence_of,
@@ -216,7 +216,7 @@ def _check(first: Shard, before: Shard | None, shard: Shard) -> None:
 class _Lane:
     """The result of one lane in the shards so far."""
 
-    def __init__(self, decoder: Decoder, options: Options, first: Part) -> None:
+    def __init__(self, decoder: Decoder, options: Options, first: LaneResults) -> None:
         self.result = Audit(decoder, options, first.lane, first.families, first.claimed_families)
         self.result.facts = dict(first.facts)
         self.findings: dict[tuple[object, ...], Finding] = {}
@@ -224,7 +224,7 @@ class _Lane:
         self.warnings: dict[str, None] = {}
         self.left_out: list[int] = []
 
-    def add(self, number: int, part: Part) -> None:
+    def add(self, number: int, part: LaneResults) -> None:
         """Count a shard with those before it."""
         result = self.result
         result.counted = result.counted + tally_of(part.counts)
@@ -232,11 +232,11 @@ class _Lane:
         result.drawing_s += part.drawing_s
         result.interrupted |= part.interrupted
         result.files |= part.files
-        known = {one.claim for one in result.unreached}
-        result.unreached += [one for one in part.unreached if one.claim not in known]
+        known = {entry.claim for entry in result.unreached}
+        result.unreached += [entry for entry in part.unreached if entry.claim not in known]
         self.versions |= {part.version: None} if part.version else {}
         self.warnings |= dict.fromkeys(with_kinds(part.warnings, part.warning_kinds))
-        for finding in (finding_of(*one) for one in part.findings):
+        for finding in (finding_of(*entry) for entry in part.findings):
             key = finding.standing, finding.fingerprint, finding.needs
             self.findings[key] = _one(self.findings[key], finding) if key in self.findings else finding
         if part.telling and (result.telling is None or part.telling[0] > result.telling[0]):

@@ -39,7 +39,7 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from eqcheck.cli.scaffold import ADAPTER, WORKFLOW
+    from eqcheck.cli.scaffold import ADAPTER, REPOSITORY, WORKFLOW
 
     file: Path = options.file
     _check(file)
@@ -61,10 +61,10 @@ def run(options: argparse.Namespace) -> int:
     _write(file, ADAPTER.substitute(name=name, file=word))
     if ci:
         _WORKFLOW.parent.mkdir(parents=True, exist_ok=True)
-        _write(_WORKFLOW, WORKFLOW.substitute(file=word))
-    lines = [f"wrote {file}: a decoder that is right, to be replaced by a call of yours"]
-    lines += [f"wrote {_WORKFLOW}: add what your engine needs to its `uv pip install`"] if ci else []
-    say(printable("\n".join([*lines, f"next: eqcheck audit {word} --budget 30s"])))
+        _write(_WORKFLOW, WORKFLOW.substitute(file=word, repository=REPOSITORY))
+    lines = [f"wrote {file}: a decoder that is right; replace its call with one of your engine"]
+    lines += [f"wrote {_WORKFLOW}: it installs eqcheck from {REPOSITORY}; add what your engine needs"] if ci else []
+    say(printable("\n".join([*lines, f"next: eqcheck audit {word} --profile ci"])))
     return EQUIVALENT
 
 

@@ -38,16 +38,18 @@ def add(commands: Commands) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.case.is_file():  # else it is told at once
-        import_models()
-    from eqcheck.cli.replaying import as_test, replay
-
     calls, target = options.verbose, options.target
     if options.as_test:
+        from eqcheck.cli.pasting import as_test
+
         if calls or options.html or options.isolate or options.python:
             raise UsageError(
                 "--as-test prints a test and decodes nothing: leave out -v, --html, --isolate and --python"
             )
         print(as_test(options.case, options.adapter), end="")
         return EQUIVALENT
+    if options.case.is_file():  # a file that is not there is told at once
+        import_models()
+    from eqcheck.cli.replaying import replay
+
     return replay(options.case, options.adapter, options.isolate, options.python, calls, options.html, target)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shlex
 import sys
-from dataclasses import fields
 from pathlib import Path
-from pprint import pformat
 
-from eqcheck import __version__
-from eqcheck.case.record import Case
+from eqcheck.cli.pasting import spec_of
 from eqcheck.contract import registry
 from eqcheck.contract.architectures import is_class
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
@@ -26,7 +21,7 @@ from eqcheck.lanes.lane import new_lane
 from eqcheck.report import load
 from eqcheck.report.page import trace_page
 from eqcheck.result.findings import Options
-from eqcheck.result.outcome import HANG, Outcome
+from eqcheck.result.outcome import Outcome
 from eqcheck.result.story import DrawnDecode
 from eqcheck.store.casefile import StoredViolation, command, read_case, target_of, write_whole
 
@@ -84,64 +79,9 @@ def replay(
     return code
 
 
-def as_test(path: Path, adapter: str | None = None) -> str:
-    """The case of a file as a test to paste: it fails as long as the decoder has the fault.
-
-    Nothing is decoded, so the file may name code, too: the test then says in a comment that it imports that code.
-    Raises `UsageError` for a case that no short test can hold.
-    """
-    stored = read_case(path)
-    spec = _spec(path, stored, _absolute(adapter) if adapter else None)
-    case, fingerprint = stored.case, stored.fingerprint or ""
-    why = _NO_TEST.get(case.lane, "")
-    if (stored.isolated and fingerprint.startswith("crash/")) or fingerprint == HANG:
-        why = "the decoder hangs, or failed in a process of its own, and pytest would end with it"
-    if why or not isinstance(case, Case):
-        raise UsageError(
-            f"case file {path}: no test can be printed: {why}; keep the file and run {command(path, spec)}"
-        )
-    name = re.sub(r"\W+", "_", f"test_{fingerprint or 'case'}_{case.id}")
-    before = f"It was {fingerprint}" if fingerprint else "It is checked"
-    about = json.dumps(f"{before} on this case, by eqcheck {__version__}.")  # a file's text must not become code
-    own = [named for named in (spec if registry.names_code(spec) else "", target_of(case)) if named]
-    warning = "".join(
-        f"    # The case file names this code, which the test imports: {json.dumps(one)}\n" for one in own
-    )
-    checked = f"    eqcheck.assert_equivalent(eqcheck.load({json.dumps(spec)}), case)\n"
-    if len(checked) > 120:  # a long path has a line of its own
-        checked = f"    decoder = eqcheck.load({json.dumps(spec)})\n    eqcheck.assert_equivalent(decoder, case)\n"
-    return (
-        f"import eqcheck\n\n\ndef {name}() -> None:\n    {about}\n{'' if adapter else warning}"
-        f"    case = {_literal(case, 4)}\n{checked}"
-    )
-
-
-_NO_TEST = {
-    "checkpoint": "an engine loads a checkpoint and is run by a Python or a server of its own",
-    "checkpoint-sampling": "an engine loads a checkpoint, and sampled tokens have no single correct output",
-    "sampling": "sampled tokens have no single correct output; it takes many draws to tell",
-}
-
-
-def _literal(case: Case, indent: int) -> str:
-    """A case as source: what is not as usual, a line for each field."""
-    lines = []
-    for field in fields(case):
-        if (value := getattr(case, field.name)) == field.default:
-            continue
-        if field.name == "before":
-            earlier = "".join(f"{' ' * (indent + 8)}{_literal(each, indent + 8)},\n" for each in value)
-            text = f"(\n{earlier}{' ' * (indent + 4)})"
-        else:
-            text = pformat(value, width=max(40, 112 - indent - len(field.name)), compact=True)
-            text = text.replace("\n", f"\n{' ' * (indent + 5 + len(field.name))}")
-        lines.append(f"{' ' * (indent + 4)}{field.name}={text},\n")
-    return f"eqcheck.Case(\n{''.join(lines)}{' ' * indent})"
-
-
 def _named(path: Path, stored: StoredViolation, adapter: str | None, target: str, options: list[str]) -> str:
     """The adapter to run; `UsageError` where a file alone names it and it is code, or code is the target."""
-    spec = _spec(path, stored, adapter)
+    spec = spec_of(path, stored, adapter)
     if not adapter and registry.names_code(spec):
         raise UsageError(
             f"case file {path}: adapter: expected the name of an installed one (`eqcheck list`), got code to run, "
@@ -160,23 +100,6 @@ def _other_version(path: Path, name: str, version: str) -> str:
     if told.name != name or not (told.version and version) or told.version == version:
         return ""
     return printable(f"The report is of {name} {told.version}, and this is {version}.\n")
-
-
-def _spec(path: Path, stored: StoredViolation, adapter: str | None) -> str:
-    """The adapter of a case, as given or as its file names it; `UsageError` where there is none."""
-    if (spec := adapter or stored.adapter) is None:
-        raise UsageError(f"case file {path}: it names no adapter; give one with --adapter")
-    return spec
-
-
-def _absolute(spec: str) -> str:
-    """An adapter whose file is named by its whole path, so that it is found from any folder.
-
-    >>> _absolute("eqspec"), _absolute("package.module:attr"), _absolute("/home/me/mine.py:attr")
-    ('eqspec', 'package.module:attr', '/home/me/mine.py:attr')
-    """
-    file = re.fullmatch(r"(.*\.py)((?::[^/\\]*)?)", spec)
-    return f"{Path(file[1]).resolve()}{file[2]}" if file and registry.names_code(spec) else spec
 
 
 def _check_target(path: Path, stored: StoredViolation, spec: str, target: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from string import Template
 
+REPOSITORY = "https://github.com/OWNER/eqcheck"  # no package index has eqcheck yet
+
 ADAPTER = Template('''\
 """How eqcheck calls $name, a batch speculative decoder.
 
-    eqcheck audit $file        a report on it, in reports/$name/
-    pytest --adapter=$file     the conformance suite, for CI
+    eqcheck audit $file                 a report on it, in reports/$name/
+    eqcheck audit $file --profile ci    the same cases in every release, for CI
 
 As it stands this file decodes with generate() of transformers, greedily and without a draft. That is right, so the
 audit passes; and as nothing is drafted, the audit warns that it is vacuous. Replace the call with one of your engine.
@@ -34,7 +36,7 @@ def generate(target, draft, request):
     """Return the new token ids of each row, in the order of request.prompts: list[list[int]].
 
     target and draft are causal LMs with the interface of transformers: call them as you would any, with your own
-    input_ids, attention_mask, position_ids and past_key_values. request has
+    input_ids, attention_mask, position_ids and past_key_values (cache, from transformers 5.24 on). request has
 
         prompts             list[list[int]]: the token ids of each row, without pads
         max_new_tokens      the most new tokens of a row
@@ -72,7 +74,7 @@ def _until_eos(row, eos_token_ids):
 ''')
 
 WORKFLOW = Template("""\
-# Does the decoder emit exactly what its target model would emit alone? A CPU is enough.
+# Does the decoder return exactly the tokens that its target model returns alone? A CPU is enough.
 name: eqcheck
 on:
   push:
@@ -89,11 +91,11 @@ jobs:
       - uses: actions/setup-python@a26af69be951a213d495a4c3e4e4022e16d87065 # v5.6.0
         with:
           python-version: "3.12"
-      # Add what your engine needs. uv takes the CPU build of torch, which is enough; pip would bring CUDA packages.
-      # Where your index has no eqcheck, install it from a wheel or a clone of its repository.
       - run: python -m pip install uv
-      - run: uv pip install --system --torch-backend cpu 'eqcheck[audit]'
-      - run: eqcheck audit $file --budget 60s --junit eqcheck.xml
+      # uv takes the CPU build of torch, which is enough; pip would bring CUDA packages. Pin eqcheck: append @COMMIT.
+      - run: uv pip install --system --torch-backend cpu 'eqcheck[audit] @ git+$repository'
+      # Add what your engine needs: uv pip install --system -r requirements.txt
+      - run: eqcheck audit $file --profile ci --junit eqcheck.xml
       - uses: actions/upload-artifact@ea165f8d65b6e75b540449e92b4886f43607fa02 # v4.6.2
         if: always()
         with:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from eqcheck.contract.cache_names import NAMES, arguments, cache_argument, cache_of, installed_name, takes_cache
 from eqcheck.contract.errors import UsageError
 
 
@@ -202,27 +202,26 @@ def _with_tuples(model: Any) -> Callable[..., Any]:
     from transformers import DynamicCache
 
     forward = model.forward
-    signature = inspect.signature(forward)
-    if "past_key_values" not in signature.parameters:
+    if not takes_cache(model):
         raise UsageError(f"legacy_cache: expected models that take past_key_values, got {type(model).__name__}")
 
     @functools.wraps(forward)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        call = signature.bind(*args, **kwargs)
-        passed = {**call.arguments, **call.kwargs}
-        given, use = passed.get("past_key_values"), passed.get("use_cache")
+        passed = arguments(forward, args, kwargs)
+        given, use = cache_of(passed), passed.get("use_cache")
         use = getattr(model.config, "use_cache", True) if use is None else use
         if not isinstance(given, tuple | list) and (given is not None or not use):
             return forward(*args, **kwargs)
-        cache = call.arguments["past_key_values"] = DynamicCache.from_legacy_cache(given)
-        output = forward(*call.args, **call.kwargs)
+        cache = DynamicCache.from_legacy_cache(given)
+        others = {name: value for name, value in passed.items() if name not in NAMES}
+        output = forward(**others, **cache_argument(forward, cache))
         if any(layer.keys is None for layer in cache.layers):
             raise UsageError(
                 "legacy_cache: the state of a recurrent model is not keys and values; bridge other families"
             )
         if isinstance(output, tuple):
             return tuple(cache.to_legacy_cache() if part is cache else part for part in output)
-        output.past_key_values = cache.to_legacy_cache()
+        setattr(output, installed_name(), cache.to_legacy_cache())
         return output
 
     return wrapped

@@ -19,6 +19,8 @@ from eqcheck.contract.escaping import one_line
 # Exit codes.
 EQUIVALENT, VIOLATION, INCONCLUSIVE, INTERNAL, USAGE, NOTHING = range(6)
 
+_CLOSE = 0.65  # of two names: bf16 and bfloat16 are closer, --nosuch and --out are not
+
 
 class EqcheckError(Exception):
     """Serve as the base of every error that eqcheck raises on purpose.
@@ -63,9 +65,17 @@ class Violation(EqcheckError, AssertionError):
     """
 
 
+Violation.__module__ = "eqcheck"  # its public name, which pytest and tracebacks show
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``"; did you mean 'x'?"``, or an empty string if no known name is close."""
-    near = get_close_matches(name, list(known), n=1)
+    """Return ``"; did you mean 'x'?"``, or an empty text when no known name is close.
+
+    >>> did_you_mean("--bugdet", ["--budget", "--out"]), did_you_mean("--nosuch", ["--budget", "--out"])
+    ("; did you mean '--budget'?", '')
+    """
+    bare = {one.lstrip("-"): one for one in known}  # or all options would look alike by their dashes
+    near = [bare[one] for one in get_close_matches(name.lstrip("-"), bare, n=1, cutoff=_CLOSE)]
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

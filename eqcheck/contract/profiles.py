@@ -29,11 +29,10 @@ class Draw:
 class Profile:
     """A fixed draw: its lanes, or for pytest its laws with so many cases each; ``budget`` in seconds may end it sooner.
 
-    ``covers`` says in words what is looked at. The audit has so many ``jobs`` if nothing else is asked.
+    The audit has so many ``jobs`` if nothing else is given.
     """
 
     name: str
-    covers: str
     lanes: tuple[Draw, ...]
     laws: tuple[str, ...]
     cases_of_law: int
@@ -47,8 +46,20 @@ class Profile:
 
     @property
     def line(self) -> str:
-        """The profile in one line."""
-        return f"profile {self.name}: {self.covers}; seed {self.seed}, the same cases in every version"
+        """The profile in one line, before it is known whether the decoder samples."""
+        return self.line_of(samples=False)
+
+    def line_of(self, samples: bool) -> str:
+        """The profile in one line, for a decoder that samples or one that does not.
+
+        >>> profile("ci", "0.3.0").line_of(samples=True)
+        'profile ci-2026.12: 200 greedy cases and 24 sampled, the same in every release'
+        """
+        greedy, sampled = self.draw("transparent"), self.draw("sampling") if samples else None
+        cases = f"{greedy.cases:,} greedy cases" if greedy else ""
+        more = f"{' and ' if greedy else ''}{sampled.cases:,} sampled" if sampled else ""
+        within = f", in at most {self.budget / 60:g} minutes" if self.budget else ""
+        return f"profile {self.name}: {cases}{more}, the same in every release{within}"
 
 
 _LAWS = (
@@ -68,7 +79,6 @@ _WIDE = Bounds(rows=12, prompt=136, new_tokens=20, draft_tokens=8)
 PROFILES = (
     Profile(
         "ci-2026.12",
-        "200 cases of greedy rows (of an engine under its defaults, so that it starts once), 24 of sampled rows",
         lanes=(
             Draw("transparent", 200, _WIDE),
             Draw("sampling", 24, _WIDE),
@@ -80,8 +90,6 @@ PROFILES = (
     ),
     Profile(
         "nightly-2026.12",
-        "3000 cases of greedy rows, up to 20,000 tokens of sampled ones, of engines under all settings, in at most "
-        "20 minutes",
         lanes=(
             Draw("transparent", 3000, _WIDE),
             Draw("sampling", 300, _WIDE),

@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from importlib import import_module
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -195,6 +196,16 @@ def _import_name(module: str, spec: str) -> ModuleType:
         raise UsageError(f"adapter {spec!r}: cannot import {module}: {type(error).__name__}: {error}") from error
 
 
+class _Uncached(SourceFileLoader):
+    """Read the source and no bytecode.
+
+    On a full disk Python before 3.12.8 and 3.13.1 caches half of the bytecode, and the file cannot be imported again.
+    """
+
+    def path_stats(self, path: Any) -> Any:
+        raise OSError("no bytecode is kept")
+
+
 def _import_file(path: Path) -> ModuleType:
     for package in _PACKAGES:  # a shipped module may import its neighbours
         if any(path.parent == Path(folder).resolve() for folder in import_module(package).__path__):
@@ -202,7 +213,7 @@ def _import_file(path: Path) -> ModuleType:
     name = f"eqcheck_adapter_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
-    module_spec = importlib.util.spec_from_file_location(name, path)
+    module_spec = importlib.util.spec_from_file_location(name, path, loader=_Uncached(name, str(path)))
     assert module_spec is not None
     assert module_spec.loader is not None
     if path.stem not in sys.modules and path.stem in _imports(path):

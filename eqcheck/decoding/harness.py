@@ -15,6 +15,7 @@ import torch
 from transformers import DynamicCache, GenerationConfig
 
 from eqcheck.case.record import Case
+from eqcheck.contract.cache_names import cache_argument
 from eqcheck.contract.completion import split
 from eqcheck.contract.decoders import Generate
 from eqcheck.contract.errors import OutputError, Unsupported
@@ -93,7 +94,8 @@ def _handed(case: Case, model: Any) -> DynamicCache | None:
         return None
     cache = DynamicCache(config=model.config)
     with torch.no_grad():
-        model(input_ids=torch.tensor([case.prompts[0][: case.prefix_length]]), past_key_values=cache, use_cache=True)
+        beginning = torch.tensor([case.prompts[0][: case.prefix_length]])
+        model(input_ids=beginning, use_cache=True, **cache_argument(model, cache))
     return cache
 
 

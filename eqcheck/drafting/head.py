@@ -24,6 +24,7 @@ import torch
 from transformers import PretrainedConfig
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
+from eqcheck.contract.cache_names import cache_output, named_as_installed
 from eqcheck.hashlm import hashing
 from eqcheck.hashlm.hashing import LAYERS, Bools, Ints, States, Words, mix, states_in, table_row
 from eqcheck.hashlm.parts import integers, numbers
@@ -240,13 +241,14 @@ class AttendingHead:
     def __call__(self, **given: Any) -> Any:
         return self.forward(**given)
 
+    @named_as_installed
     def forward(
         self,
         hidden_states: torch.Tensor,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         use_cache: bool | None = None,
     ) -> Any:
         """States of ``hidden_states`` ``[rows, block, hidden_size]``, with logits where the shape has tokens.
@@ -260,11 +262,11 @@ class AttendingHead:
         if pairs and (tokens is None or tokens.shape != (rows, block)):
             got = None if tokens is None else list(tokens.shape)
             raise ValueError(f"input_ids: expected [{rows}, {block}], the token behind each hidden state, got {got}")
-        past = int(past_key_values.get_seq_length()) if past_key_values is not None else 0
+        past = int(cache.get_seq_length()) if cache is not None else 0
         keys = hidden_states.to(self.device, self.dtype)[:, None]
         values = self._marked(tokens, (rows, block))
-        if past_key_values is not None:
-            keys, values = past_key_values.update(keys, values, 0)
+        if cache is not None:
+            keys, values = cache.update(keys, values, 0)
         held, marks = states_in(numbers(keys[:, 0])), numbers(values[:, 0]).astype(np.int64)
         visible = _visible(attention_mask, past, rows, block, held.words.shape[1])
         held_tokens = np.where(marks[..., 0] == _MARK, (marks[..., 1:4] * [1, 256, 65536]).sum(-1), -1)
@@ -282,12 +284,10 @@ class AttendingHead:
         if pairs:
             return CausalLMOutputWithPast(
                 logits=cast(torch.FloatTensor, head.logits(digests)),
-                past_key_values=past_key_values,
                 hidden_states=(cast(torch.FloatTensor, states),),
+                **cache_output(cache),
             )
-        return BaseModelOutputWithPast(
-            last_hidden_state=cast(torch.FloatTensor, states), past_key_values=past_key_values
-        )
+        return BaseModelOutputWithPast(last_hidden_state=cast(torch.FloatTensor, states), **cache_output(cache))
 
     def _marked(self, tokens: Ints | None, shape: tuple[int, int]) -> torch.Tensor:
         """Values of a block: a mark, and the tokens."""

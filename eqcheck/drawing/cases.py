@@ -251,7 +251,7 @@ def _state(
 
 
 def fits(state: str, family: str, bounds: Bounds) -> bool:
-    """Whether cases of a family can be of a cache state within the bounds."""
+    """Return whether cases of a family can be of a cache state within the bounds."""
     if state == "wrapped":
         window = FAMILY[family].lower.window
         return bool(FAMILY[family].layer_types) and bounds.prompt > (window or 0)

@@ -144,14 +144,15 @@ class Opinion:
     def __str__(self) -> str:
         """The opinion as a clause.
 
-        >>> str(Opinion((("position",), ("mask", "cache")), ()))
-        'with the correct position ids, or the correct attention mask and cache entries, the output is correct'
+        >>> str(Opinion((("position",),), ()))
+        'with the correct position ids in every target call, the output is correct'
         """
         both = ((self.restores, "the output is correct"), (self.mends, "the target predicts the correct token here"))
         for sets, does in both:
             if sets:
-                tried = [" and ".join(_REPAIRED[part] for part in parts) for parts in sets]
-                return f"with {', or '.join(f'the correct {one}' for one in tried)}, {does}"
+                first, *others = [" and ".join(_REPAIRED.get(part, part) for part in parts) for parts in sets]
+                also = f"; the correct {' or the correct '.join(others)} have the same effect" if others else ""
+                return f"with the correct {first} in every target call, {does}{also}"
         if self.failed:
             return f"eqcheck could not repair the run ({self.failed})"
         return "no repair of position ids, attention mask or cache makes the output correct"

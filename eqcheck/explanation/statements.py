@@ -29,7 +29,7 @@ STATEMENTS = {
     "stop-with-prompt": "the stop sequence {stop} matches across the end of the prompt and the new tokens",
     "pad-last": "the last token of the row is the pad id",
     "as-many-pads": "the expected row contains the pad id exactly as often as tokens are missing",
-    "little-room": "the row has room for {room:token}, while a block has up to K + 1 = {block}",
+    "little-room": "this row has room for {room:token}, while a round returns up to K + 1 = {block}",
     "calls-end": "the target is not called after this round",
     "pads-behind": "the row continues with {pads:pad} after its end",
     "goes-on": "the row continues with {tokens:token} after its EOS",
@@ -42,8 +42,8 @@ STATEMENTS = {
     "prompt-logprobs": "{told:log-probability} were returned for a prompt that has {tokens}",
     "logprob-before": "from new token {index} on, each log-probability returned belongs to the token before it",
     "logprob-behind": "from new token {index} on, each log-probability returned belongs to the token after it",
-    "switched": "with {switch} the engine returns other tokens here than without drafts",
-    "beside": "with {switch} the engine returns other {what} with the row than without drafts{place}",
+    "switched": "with {switch} the engine returns other tokens here than without speculation",
+    "beside": "with {switch} the {what} returned with the row differ from those without speculation{place}",
     "usage": "{count} is given as {told}, but the row has {tokens}",
     "too-long": "the row has {tokens:token}; max_new_tokens is {limit}",
     "of-another-row": "the row is exactly what row {other_row} should be",
@@ -81,8 +81,9 @@ STATEMENTS = {
     "lost": "the row continues after {tokens:missing token}",
     "pad": "new token {index} is the pad id",
     "behind-pad": "the returned token is what the target predicted in the column of a pad",
-    "elsewhere": "the returned token is the target's prediction after token {position} of the row",
-    "elsewhere-of-another": "the returned token is the target's prediction after token {position} of row {other_row}",
+    "elsewhere": "the returned token is the target's prediction after position {position} of the row",
+    "elsewhere-of-another": "the returned token is the target's prediction after position {position} of row "
+    "{other_row}",
     "slots-of-another": "among the slots that existed in call {last_call}, it attends to those of row {other_row}, "
     "which was batch row {held_row} up to that call",
     "due-to-another": "{due} is the correct position id for row {other_row}, which was batch row {held_row} up to call "
@@ -91,10 +92,10 @@ STATEMENTS = {
     "the nodes of the tree",
     "other-node": "the correct prediction is in column {right_column} of batch row {batch_row} of call {call}; the "
     "returned token is the prediction in column {column}, at another node of the tree",
-    "missing-node": "call {call} has no node for token {position} of the row; its prediction in column {column} of "
+    "missing-node": "call {call} has no node for position {position} of the row; its prediction in column {column} of "
     "batch row {batch_row} is used as if that node were there and accepted",
-    "unfinished": "the prompt was not completely prefilled: when call {call} made this prediction, tokens 0..{last} of "
-    "0..{end} had been fed; the returned token is its prediction after token {position}",
+    "unfinished": "the prompt was not completely prefilled: when call {call} made this prediction, positions "
+    "0..{last} of 0..{end} had been fed; the returned token is its prediction after position {position}",
     "neither": "the returned token is neither the draft token nor the target's prediction there",
     "window-alone": "only layers with a window are wrong here; the other layers attend to exactly the row",
     "convolution-alone": "only the inputs of the convolution are wrong here; the recurrent state contains exactly the "
@@ -114,14 +115,14 @@ STATEMENTS = {
     "half of {threshold} nats; {exceeding} of {counted} rows so far have such a token; the evidence is 10^{log10}, and "
     "10^6 decides; outputs alone do not show which part is broken",
     # what a decoder declares
-    "chunk": "chunked: call {call} feeds {tokens:token} of row {row}'s prompt in batch row {batch_row} (tokens "
+    "chunk": "chunked: call {call} feeds {tokens:token} of row {row}'s prompt in batch row {batch_row} (positions "
     "{first_position}..{last_position}), but `prefill_chunk` allows {limit}",
-    "arrival": "late-rows: call {call} feeds row {row} (token {first_position}) in batch row {batch_row} after "
+    "arrival": "late-rows: call {call} feeds row {row} (position {first_position}) in batch row {batch_row} after "
     "{calls:target call}, but `arrivals` makes it wait for {limit}; not done before it: row {waiting}",
-    "prefix-fed": "prefix: call {call} feeds token {first_position} of row {row} in batch row {batch_row}, but the "
+    "prefix-fed": "prefix: call {call} feeds position {first_position} of row {row} in batch row {batch_row}, but the "
     "given cache already holds the first {length:token} (`prefix_length`)",
-    "prefix-fed-many": "prefix: call {call} feeds tokens {first_position}..{last_position} of row {row} in batch row "
-    "{batch_row}, but the given cache already holds the first {length:token} (`prefix_length`)",
+    "prefix-fed-many": "prefix: call {call} feeds positions {first_position}..{last_position} of row {row} in batch "
+    "row {batch_row}, but the given cache already holds the first {length:token} (`prefix_length`)",
     "unwritten": "preallocated: nothing was ever written into the given target cache in {calls:target call}; call "
     "{call} saw {slots:slot}, but the cache has {capacity}",
 }
@@ -172,7 +173,7 @@ def together(first: Statement, *others: Statement) -> Statement:
     return Statement("; ".join(one.detail for one in (first, *others)), {**facts, **({"also": also} if also else {})})
 
 
-_HELD = {"token": "token", "draft": "rejected draft", "cut-draft": "draft after the row's end"}
+_HELD = {"token": "position", "draft": "rejected draft", "cut-draft": "draft after the row's end"}
 
 
 def held(kind: str, row: int | None, position: int | None, last: int | None = None) -> str:
@@ -181,7 +182,7 @@ def held(kind: str, row: int | None, position: int | None, last: int | None = No
     With ``last``, neighbouring slots hold the positions up to that one.
 
     >>> held("token", 0, 3, 5), held("other-token", 1, 3), held("other-draft", 1, 3), held("pad", None, None)
-    ('tokens 3..5', 'row 1, token 3', 'row 1, rejected draft', 'pad')
+    ('positions 3..5', 'row 1, position 3', 'row 1, rejected draft', 'pad')
     """
     own = kind.removeprefix("other-")
     if own not in _HELD:
@@ -195,13 +196,13 @@ def held_within(kind: str, row: int | None, position: int | None, token: int | N
     """Name the content of a slot within a sentence.
 
     >>> held_within("other-token", 1, 3), held_within("draft", 0, 3, 62), held_within("pad", None, None)
-    ('token 3 of row 1', 'a rejected draft token (62)', 'padding')
+    ('position 3 of row 1', 'a rejected draft token (62)', 'padding')
     """
     own = kind.removeprefix("other-")
     of = "" if own == kind else f" of row {row}"
     shown = "" if token is None else f" ({token})"
     if own == "token":
-        return f"token {position}{of or ' of the row'}"
+        return f"position {position}{of or ' of the row'}"
     if own in _HELD:
         after = " after the row's end" if own == "cut-draft" else ""
         return f"a {'rejected ' if own == 'draft' else ''}draft token{shown}{of}{after}"
@@ -216,7 +217,9 @@ def held_within(kind: str, row: int | None, position: int | None, token: int | N
 
 
 def said(facts: Mapping[str, int | str]) -> list[str]:
-    """The clauses of several statements that were put `together`, made from their facts; none for a single one.
+    """The clauses of several statements that were put `together`, made from their facts.
+
+    None for a single one, and for statements of another eqcheck, which this one has not.
 
     >>> said(together(state("lost", tokens=2), state("calls-end")).facts)
     ['the row continues after 2 missing tokens', 'the target is not called after this round']
@@ -224,7 +227,11 @@ def said(facts: Mapping[str, int | str]) -> list[str]:
     if "also" not in facts:
         return []
     told = {key: value for key, value in facts.items() if key not in ("statement", "also")}
-    return [state(name, **told).detail for name in (str(facts["statement"]), *str(facts["also"]).split())]
+    names = [str(facts["statement"]), *str(facts["also"]).split()]
+    try:
+        return [state(name, **told).detail for name in names]
+    except KeyError:
+        return []
 
 
 def ends_early(emitted: int, limit: int) -> Statement:
@@ -278,11 +285,11 @@ def power(value: float) -> str:
     """Write evidence as people do: as a power of ten from 1,000 on.
 
     >>> power(0.63), power(41.7), power(1.2e151)
-    ('0.63', '42', '10^151')
+    ('0.63', '42', '10^151.1')
     """
     if value < 1000:
         return f"{value:.2g}"
-    return "more than 10^300" if value == inf else f"10^{log10(value):.0f}"
+    return "more than 10^300" if value == inf else f"10^{log10(value):.1f}".removesuffix(".0")
 
 
 def searched(search: Search) -> list[str]:
@@ -295,8 +302,11 @@ def searched(search: Search) -> list[str]:
     """
     if not search.surprising:
         return [search.words]
-    cases = f"{many(search.cases, 'case')} like this one ({search.wrong_cases} fail)"
-    where = {"a larger case": " in a larger case", "cases like this one": f" in {cases}"}.get(search.of, "")
+    fail = "all of which fail" if search.wrong_cases == search.cases else f"of which {search.wrong_cases} fail"
+    where = {
+        "a larger case": " of a larger case that fails in the same way",
+        "cases like this one": f" of {many(search.cases, 'similar case')}, {fail}",
+    }.get(search.of, "")
     exactly = search.explained == search.surprising
     tokens = (
         f"exactly the {many(search.surprising, 'wrong token')}"
@@ -349,7 +359,7 @@ def say(d: Deviation) -> str:
     slot = f"slot {d.slot}"
     return KINDS[d.kind].clause.format(
         slot=slot,
-        at=f"token {d.token_position} of the row",
+        at=f"position {d.token_position} of the row",
         held=_content(d),
         origin=d.origin,
         reason=f" ({d.origin})" if d.origin else "",
@@ -392,7 +402,7 @@ def _alike(d: Deviation) -> object:
 
 def _together(same: Sequence[Deviation]) -> str:
     first = same[0]
-    tokens = f"tokens {in_order([d.token_position for d in same if d.token_position is not None])} of the row"
+    tokens = f"positions {in_order([d.token_position for d in same if d.token_position is not None])} of the row"
     slots = f"slots {in_order([d.slot for d in same if d.slot is not None])}"
     if first.kind == "missing-entry":
         return f"{tokens} are not in the row's cache ({first.origin})"
@@ -400,7 +410,7 @@ def _together(same: Sequence[Deviation]) -> str:
         return f"{slots} hold {tokens} and are masked"
     if first.source == "other-token":
         at = in_order([d.of_position for d in same if d.of_position is not None])
-        return f"{slots} hold tokens {at} of row {first.of_row} and are attended"
+        return f"{slots} hold positions {at} of row {first.of_row} and are attended"
     shown = f" ({', '.join(str(d.token) for d in same[:8])}{', ...' if len(same) > 8 else ''})"
     return f"{slots} hold {_TOGETHER[first.source]}{shown if first.source == 'draft' else ''} and are attended"
 

@@ -26,10 +26,12 @@ from eqcheck.explanation.statements import (
 from eqcheck.explanation.tokens import compared, shortened
 
 WIDTH = 100  # characters a line, where nothing says how wide the output is
+_EXPECTED, _AGAIN = ("expected", "got"), ("first", "again")  # of a seed: the same request twice
 _TITLE = 13  # characters of the longest title
 _ROWS, _BESIDE, _CLAUSES = 12, 3, 4
 _ALIKE = 3  # so many slots share a line
 _ROUNDS = 24  # whose accepted drafts are listed
+_VALUES = ("logprobs", "usage", "finish-reason")  # what is returned with a row whose tokens are correct
 _NOTHING_LEADS = "no part of the sampler stands out"
 _LINES = 6  # of what else is wrong
 _ENDS = ("past-eos", "over-length", "pad-in-output")  # tokens after the end of a row
@@ -62,7 +64,13 @@ def headline(e: Explanation) -> str:
     >>> headline(Explanation("position", "query-position"))
     'position/query-position: wrong position id'
     """
-    return f"{e.fingerprint}: {KINDS[e.kind].meaning}"
+    return f"{e.fingerprint}: {meaning(e)}"
+
+
+def meaning(e: Explanation) -> str:
+    """Return what the kind means, as likely where it was found by search."""
+    searched_for = e.search is not None and e.search.surprising
+    return f"{KINDS[e.kind].meaning} (likely)" if searched_for else KINDS[e.kind].meaning
 
 
 def render(e: Explanation, width: int = WIDTH) -> str:
@@ -99,11 +107,11 @@ def parts(
     """
     found = [_case(e, needs, plain, width), *_causes(e, width, brief), _confirmed(e)]
     if e.consequences and not brief:
-        found.append(Part("Also wrong", ", ".join(consequences(e))))
+        found.append(Part("Also wrong", f"{', '.join(consequences(e))}; follows from the cause, not counted"))
     return [part for part in found if part is not None]
 
 
-def laid_out(found: Sequence[Part], width: int = WIDTH) -> list[str]:
+def laid_out(sections: Sequence[Part], width: int = WIDTH) -> list[str]:
     """Return the lines of parts: a title with its note, then sentences, rows and slots further in.
 
     >>> print("\\n".join(laid_out([Part("Confirmed", "so it is"), Part("Cause", sentences=("One.", "Two."))])))
@@ -113,12 +121,13 @@ def laid_out(found: Sequence[Part], width: int = WIDTH) -> list[str]:
         Two.
     """
     lines: list[str] = []
-    for part in found:
+    for part in sections:
         head = f"  {part.title:<{_TITLE}}  {part.note}" if part.note else f"  {part.title}"
         lines.append(filled(head, width, _TITLE + 4))
         labels = [max((len(row[at]) for row in part.rows), default=0) for at in (0, 1)]
         for first, second, line in part.rows:
-            lines.append(f"    {first:<{labels[0]}}   {second:<{labels[1]}}  {line}".rstrip())
+            text = f"    {first:<{labels[0]}}   {second:<{labels[1]}}  {line}".rstrip()
+            lines.append(filled(text, width, labels[0] + labels[1] + 9) if second == "options" or first else text)
         lines += [filled(f"    {line}", width, 4) for text in part.sentences for line in text.split("\n")]
         lines += [f"    {line}".rstrip() for line in part.slots]
     return lines
@@ -139,16 +148,17 @@ def _case(e: Explanation, needs: Sequence[str] | None, plain: str, width: int) -
     if of_row:
         name = f"request {e.row}"
         if given is not None:
-            rows.append((name, "prompt", shortened(given.prompt)))
+            rows.append((name, "prompt", shortened(given.prompt, room=width - len(name) - 18)))
             rows += [("", "options", ", ".join(options))] if (options := _options(e)) else []
         else:
             rows.append((name, "", ""))
         assert e.token_index is not None
         expected = None if nothing_expected(e) else e.expected_row
         room = max(20, width - len(name) - 19)
-        for label, line in compared(expected, e.observed_row, e.token_index, room, _note_of(e)):
+        names = _AGAIN if e.component == "sampling" and expected is not None else _EXPECTED
+        for label, line in compared(expected, e.observed_row, e.token_index, room, _note_of(e), names):
             rows.append(("", label, line))
-        rows += _others(e)
+        rows += _others(e, width)
     return Part(title, note, rows=tuple(rows))
 
 
@@ -163,7 +173,7 @@ def _asked_of_all(e: Explanation, needs: Sequence[str] | None) -> list[str]:
     words += [] if given.num_draft_tokens is None else [f"K = {given.num_draft_tokens}"]
     accepts = [row.accepts for row in given.rows if row.accepts is not None]
     if accepts and not any(count for row in accepts for count in row):
-        words.append("every draft rejected")
+        words.append("every draft wrong")
     return words
 
 
@@ -185,14 +195,14 @@ def _options(e: Explanation) -> list[str]:
     return words
 
 
-def _others(e: Explanation) -> list[tuple[str, str, str]]:
+def _others(e: Explanation, width: int) -> list[tuple[str, str, str]]:
     """The other requests of the case, and which of them are wrong, too."""
     wrong = [row for row in e.wrong_rows if row != e.row and e.component != "sampling"]
-    beside = [(number, one) for number, one in enumerate(e.given.rows) if number != e.row] if e.given else []
+    beside = [(number, other) for number, other in enumerate(e.given.rows) if number != e.row] if e.given else []
     rows = []
-    for number, one in beside[:_BESIDE]:
-        about = [*_accepted(one), *([one.sampling] if one.sampling else []), *["wrong, too"] * (number in wrong)]
-        text = shortened(one.prompt) + (f"   ({', '.join(about)})" if about else "")
+    for number, other in beside[:_BESIDE]:
+        about = [*_accepted(other), *([other.sampling] if other.sampling else []), *["wrong, too"] * (number in wrong)]
+        text = shortened(other.prompt, room=width - 30) + (f"   ({', '.join(about)})" if about else "")
         rows.append((f"request {number}", "prompt", text))
     left = [number for number in wrong if number not in dict(beside[:_BESIDE])]
     if more := len(beside[_BESIDE:]):
@@ -207,7 +217,7 @@ def _accepted(row: Given) -> list[str]:
     if not row.accepts or not any(row.accepts):
         return []
     more = " ..." if len(row.accepts) > _ROUNDS else ""
-    return [f"accepted drafts by round {' '.join(map(str, row.accepts[:_ROUNDS]))}{more}"]
+    return [f"correct drafts per round [{' '.join(map(str, row.accepts[:_ROUNDS]))}{more}]"]
 
 
 def _numbers(rows: Sequence[int]) -> str:
@@ -268,9 +278,9 @@ def _certainty(e: Explanation) -> str:
     """Say how sure the cause is, in the words that every report uses."""
     if e.component == "unattributed":
         return "Cause unknown"
-    if e.component == "sampling" and e.search is None:
-        return "Evidence"  # one case that chance cannot give
-    return "Likely cause" if e.search is not None else "Cause"
+    if e.component == "sampling" or e.kind in _VALUES:
+        return "Evidence"  # one case that chance cannot give; a value that is wrong, with no word on why
+    return "Likely cause" if e.search is not None and e.search.surprising else "Cause"
 
 
 def _read(e: Explanation) -> list[str]:
@@ -282,7 +292,7 @@ def _read(e: Explanation) -> list[str]:
     where = f" (round {e.round})" if e.round else ""
     several = e.given is not None and len(e.given.rows) > 1
     place = f" in column {q.column} of batch row {q.call_row}" if several or q.column or q.call_row else ""
-    own = f"It is token {q.logical_position} of {'the row' if row == e.row else f'row {row}'}"
+    own = f"It is at position {q.logical_position} of {'the row' if row == e.row else f'row {row}'}"
     call = f"Target call {q.call}{where} feeds token {q.token}{place}"
     first, rest = (e.deviations[0], e.deviations) if e.deviations else (None, ())
     if first is not None and first.kind == "query-position":
@@ -290,7 +300,8 @@ def _read(e: Explanation) -> list[str]:
         lines = [f"{call} with position id {first.observed}. {own}, {right}.", *_offset(e, first)]
         rest = rest[1:]
     else:
-        seen = f"tokens {q.sees_from}..{q.logical_position}, each once" if q.logical_position else "itself only"
+        once = ", each once" * any(d.kind == "duplicate-entry" for d in rest)
+        seen = f"positions {q.sees_from}..{q.logical_position}{once}" if q.logical_position else "itself only"
         lines = [f"{call}. {own} and must attend to {seen}."]
     clauses = say_all(rest)
     lines += map(sentence, clauses[:_CLAUSES])
@@ -389,12 +400,12 @@ def slot_lines(e: Explanation) -> list[list[object]]:
     Neighbours that are as they should be, and alike, share a line; ``mark`` is empty for them.
     """
     rows: list[list[object]] = []
-    for alike, group in groupby(enumerate(e.slots), key=lambda one: _likeness(*one)):
+    for alike, group in groupby(enumerate(e.slots), key=lambda numbered: _likeness(numbered[0], numbered[1], e)):
         slots = [slot for _, slot in group]
         if alike is not None and len(slots) >= _ALIKE:
-            rows.append(_folded(slots))
+            rows.append(_folded(slots, e))
         else:
-            rows += [_line(slot) for slot in slots]
+            rows += [_line(slot, e) for slot in slots]
     return rows
 
 
@@ -408,10 +419,12 @@ def _picture(e: Explanation, width: int, brief: bool) -> list[str]:
     return table(rows, headers, width, short, tablefmt="plain").splitlines()
 
 
-def _likeness(number: int, slot: Slot) -> object:
+def _likeness(number: int, slot: Slot, e: Explanation) -> object:
     """Return what correct neighbours share; None for a slot that gets a line of its own."""
-    if _wrong(slot) or slot.index is None:
+    if _wrong(slot) or slot.index is None or _is_query(slot, e):
         return None
+    if _is_draft(slot, e):
+        return "draft of this call", slot.visible
     if slot.kind != "token" or slot.of_position is None or slot.position is None:
         return slot.kind, slot.of_row, slot.visible
     return slot.of_row, slot.of_position - number, slot.position - number, slot.visible
@@ -422,33 +435,57 @@ def _wrong(slot: Slot) -> bool:
     return slot.torn or slot.visible != slot.expected_visible or misplaced
 
 
-def _folded(slots: Sequence[Slot]) -> list[object]:
+def _folded(slots: Sequence[Slot], e: Explanation) -> list[object]:
     """A line for neighbours that are alike."""
     first, last = slots[0], slots[-1]
-    token, position = _line(first)[3:5]
+    token, position = _line(first, e)[3:5]
     if first.kind != "blank":
         token = f"{first.token} .. {last.token}" if first.token != last.token else first.token
         position = "-" if first.position is None else f"{first.position}..{last.position}"
     if first.kind == "pad" and first.position == last.position:
         position = first.position
-    holds = (
-        held(first.kind, first.of_row, first.of_position, last.of_position) if first.kind == "token" else _holds(first)
-    )
+    several = first.kind == "token" and not _is_draft(first, e)
+    holds = held(first.kind, first.of_row, first.of_position, last.of_position) if several else _holds(first, e)
     return ["", f"{first.index}..{last.index}", holds, token, position, _attended(first)]
 
 
-def _line(slot: Slot) -> list[object]:
+def _line(slot: Slot, e: Explanation) -> list[object]:
     marked, index = ">" if _wrong(slot) else "", "none" if slot.index is None else slot.index
     if slot.kind == "blank":
-        return [marked, index, _holds(slot), "-", "-", _attended(slot)]
+        return [marked, index, _holds(slot, e), "-", "-", _attended(slot)]
     position = "-" if slot.position is None else str(slot.position)
     if slot.visible and slot.expected_position not in (None, slot.position):
         position += f", must be {slot.expected_position}"
-    return [marked, index, _holds(slot), slot.token, position, _attended(slot)]
+    return [marked, index, _holds(slot, e), slot.token, position, _attended(slot)]
 
 
-def _holds(slot: Slot) -> str:
-    return ("never written" if slot.kind == "blank" else slot.holds) + (", torn" if slot.torn else "")
+def _holds(slot: Slot, e: Explanation) -> str:
+    if slot.kind == "blank":
+        return "never written"
+    holds = "draft of this call" if _is_draft(slot, e) else slot.holds
+    return holds + (", torn" if slot.torn else "") + (" (query)" if _is_query(slot, e) else "")
+
+
+def _is_query(slot: Slot, e: Explanation) -> bool:
+    """Return whether a slot holds the token that the query at fault feeds."""
+    q, row = e.query, e.deviations[0].row if e.deviations else e.row
+    return bool(
+        q
+        and slot.index is not None
+        and slot.kind == "token"
+        and slot.of_row in (row, None)
+        and slot.of_position == q.logical_position
+        and slot.token == q.token
+    )
+
+
+def _is_draft(slot: Slot, e: Explanation) -> bool:
+    """Return whether a slot holds a draft token that the call at fault verifies: after the query, and masked."""
+    q, given = e.query, e.given
+    if q is None or given is None or slot.of_position is None or slot.kind not in ("token", "draft"):
+        return False
+    new = slot.of_position >= len(given.prompt) and slot.of_position > q.logical_position
+    return new and slot.index is not None and not slot.expected_visible
 
 
 def _attended(slot: Slot) -> str:
@@ -465,5 +502,5 @@ def shifted(e: Explanation) -> str:
         if slot.expected_position is not None and slot.of_position is not None and slot.kind == "token"
     }
     if len(offsets) == 1 and (offset := offsets.pop()):
-        return f"All position ids of the row are shifted by {offset:+d}, which this model family allows."
+        return f"(All position ids of the row are shifted by {offset:+d}; this model family allows that.)"
     return ""

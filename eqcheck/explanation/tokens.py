@@ -9,7 +9,7 @@ _ENDS = 3  # of a longer one, at each end
 _AROUND = (12, 8, 6, 4, 3, 2, 1)  # tokens on each side of the mark: as many as fit
 
 
-def shortened(row: Sequence[int], mark: int | None = None) -> str:
+def shortened(row: Sequence[int], mark: int | None = None, room: int = 10_000) -> str:
     """Write a row of tokens in one line, a long one without its middle; the token at ``mark`` in brackets.
 
     >>> shortened((10, 106, 104), 2), shortened((10,), 1), shortened(range(100, 200))
@@ -18,19 +18,26 @@ def shortened(row: Sequence[int], mark: int | None = None) -> str:
     shown = [f"[{token}]" if at == mark else str(token) for at, token in enumerate(row)]
     if mark is not None and mark >= len(row):
         shown.append("[end]")
-    if len(shown) <= _WHOLE:
+    if len(shown) <= _WHOLE and len(" ".join(shown)) <= room:
+        return " ".join(shown)
+    if len(shown) <= 2 * _ENDS + 1:  # nothing can be left out
         return " ".join(shown)
     kept = _kept(len(shown), mark, _ENDS, 6)
     return f"{_joined(shown, kept)} ({len(row)} tokens)"
 
 
 def compared(
-    expected: Sequence[int] | None, got: Sequence[int], at: int, room: int, note: str = ""
+    expected: Sequence[int] | None,
+    got: Sequence[int],
+    at: int,
+    room: int,
+    note: str = "",
+    names: tuple[str, str] = ("expected", "got"),
 ) -> list[tuple[str, str]]:
     """Set the expected row above the row that came, aligned, with the token at index ``at`` of both marked.
 
     Returns pairs of a label and a line of at most ``room`` characters, where that is possible. ``expected`` is None
-    where nothing is expected, as of a sampled row. ``note`` follows the mark.
+    where nothing is expected, as of a sampled row. ``note`` follows the mark, ``names`` are the labels.
 
     >>> for label, line in compared((106, 104, 12), (106, 104, 73), 2, 60):
     ...     print(f"{label:10}{line}")
@@ -55,7 +62,7 @@ def compared(
     before = _joined(aligned[0], [index for index in kept if index <= at])
     marked = max(len(row[at].strip()) for row in cells) or 1
     mark = " " * (len(before) - marked) + "^" * marked
-    labels = ["expected", "got"][-len(rows) :]
+    labels = names[-len(rows) :]
     return [*zip(labels, lines, strict=True), ("", f"{mark} new token {at}{note}")]
 
 

@@ -45,11 +45,11 @@ class Scored:
 
 
 def listed(answer: Any, name: str, place: str) -> list[Any]:
-    found = answer.get(name) if isinstance(answer, dict) else None
-    if not isinstance(found, list):
+    listed = answer.get(name) if isinstance(answer, dict) else None
+    if not isinstance(listed, list):
         got = one_line(str(answer), 200)
         raise ServerError(f"{place}: expected an object with a list {name!r}, got {got}; {PROTOCOL}")
-    return found
+    return listed
 
 
 def as_ids(value: Any) -> tuple[int, ...] | None:

@@ -95,16 +95,16 @@ def telling(conditions: Counts) -> Telling | None:
     >>> telling({"has a stop": {"no": [5, 30], "yes": [2, 10]}})
     """
     choices = [(name, values) for name, counts in conditions.items() for values in _choices(name, list(counts))]
-    found = []
+    candidates = []
     for name, values in choices:
         counts = conditions[name]
         wrong, rows = (sum(counts[value][at] for value in values) for at in (0, 1))
         all_wrong, all_rows = (sum(count[at] for count in counts.values()) for at in (0, 1))
         one = Telling(name, values, wrong, rows, all_wrong - wrong, all_rows - rows)
         if one.other_rows:
-            found.append((_tail(wrong, rows, all_wrong, all_rows), one))
-    chance, best = min(found, default=(1.0, None), key=lambda pair: pair[0])
-    return best if chance * len(found) <= BY_CHANCE else None
+            candidates.append((_tail(wrong, rows, all_wrong, all_rows), one))
+    chance, best = min(candidates, default=(1.0, None), key=lambda pair: pair[0])
+    return best if chance * len(candidates) <= BY_CHANCE else None
 
 
 def _choices(name: str, values: list[str]) -> list[tuple[str, ...]]:

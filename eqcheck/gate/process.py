@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from eqcheck.contract.cache_names import cache_argument, cache_of
 from eqcheck.contract.decoders import Decoder, Request, RowOptions
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
@@ -150,9 +151,13 @@ class Plain(_Local):
         ]
         while not all(self._ended(*pair) for pair in zip(asked, tokens, strict=True)):
             told = self.target(
-                input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                use_cache=True,
+                **cache_argument(self.target, cache),
             )
-            cache, scores = told.past_key_values, told.logits[:, -1].float().cpu()
+            cache, scores = cache_of(told), told.logits[:, -1].float().cpu()
             new = [
                 _drawn(law, wanted.temperature, draw) for law, wanted, draw in zip(scores, asked, draws, strict=True)
             ]

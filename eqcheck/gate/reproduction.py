@@ -47,7 +47,7 @@ class SmallestSearch:
         beside = self.gate.rows[first : first + wrong.concurrency]
         whole = Requests(tuple(replace(row.asked, prompt=row.answer.prompt) for row in beside), number - first)
         case = next((one for one in (Requests((whole.requests[whole.shown],), 0), whole) if self._shows(one)), None)
-        for smaller in (_fewer, _plainer, _shorter):
+        for smaller in (_fewer, _plainer, _shorter, _plainer):  # a shorter prompt may be wrong sooner
             while case is not None and (
                 found := next((each for each in smaller(case, self.at) if self._shows(each)), None)
             ):

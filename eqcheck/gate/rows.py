@@ -109,7 +109,7 @@ class Row:
 
 
 class SecondChoices(NamedTuple):
-    """How many wrong tokens of greedy rows there are, and how many of these are the referee's second choice.
+    """Counts of the wrong tokens of greedy rows, and of those that are the referee's second choice.
 
     ``farthest`` is the largest gap of a wrong token. ``log10_chance`` is the chance, as a logarithm, that all of them
     are second choices if wrong tokens fall at random among the referee's second to fifth. ``log10_limit`` is the

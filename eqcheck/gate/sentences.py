@@ -31,7 +31,7 @@ DECIDES = f"10^{math.log10(CROSSES):.0f}"
 LONG_CURL = 420  # characters: a longer command fills the screen, and is left to the JSON
 
 
-class Explained(NamedTuple):
+class CauseWords(NamedTuple):
     """The words of a violation: how sure the cause is, the cause, and the evidence for it."""
 
     certainty: str
@@ -84,19 +84,19 @@ def progress(gate: Gate) -> str:
 # The words of a violation
 
 
-def explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> Explained:
+def explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> CauseWords:
     """Return the words for a violation whose wrong rows are these."""
     if why.edit in LENGTHS:
-        return Explained(CAUSE, *_length(gate, why))
+        return CauseWords(CAUSE, *_length(gate, why))
     if why.kind in ENDS:
-        return Explained(CAUSE, *_end(gate, why, rows))
+        return CauseWords(CAUSE, *_end(gate, why, rows))
     if why.kind == "stray-law":
-        return Explained(LIKELY, *_distribution(gate))
+        return CauseWords(LIKELY, *_distribution(gate))
     evidence = _wrong_tokens(gate, rows)
     if second := _second(gate):
         evidence = f"{evidence} {second}"
     certainty = UNKNOWN if why.component == "unattributed" else LIKELY
-    return Explained(certainty, _cause(gate, why), evidence)
+    return CauseWords(certainty, _cause(gate, why), evidence)
 
 
 def _end(gate: Gate, why: EditCause, rows: Sequence[Row]) -> tuple[str, str]:
@@ -268,12 +268,12 @@ def condition_line(conditions: Counts) -> str:
     >>> condition_line({"concurrency": {"1": [0, 40], "4": [29, 30], "16": [20, 20]}})
     'only with 4 or more requests at once (49 of 50; otherwise 0 of 40)'
     """
-    found = telling(conditions)
-    if found is None:
+    side = telling(conditions)
+    if side is None:
         return ""
-    counts = f"({found.wrong} of {found.rows}; otherwise {found.other_wrong} of {found.other_rows})"
-    often = "more often" if found.other_wrong else "only"
-    return f"{often} with {_phrase(found.name, found.values)} {counts}"
+    counts = f"({side.wrong} of {side.rows}; otherwise {side.other_wrong} of {side.other_rows})"
+    often = "more often" if side.other_wrong else "only"
+    return f"{often} with {_phrase(side.name, side.values)} {counts}"
 
 
 def _phrase(name: str, values: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from eqcheck.contract.cache_names import installed_name
 from eqcheck.hashlm.hashing import LAYERS
 from eqcheck.hashlm.trace import Uses
 
@@ -114,14 +115,16 @@ def install_state(cache: Any, kernel: int | None = None) -> None:
     """
     layers = getattr(cache, "layers", None)
     if layers is None:
-        raise TypeError(f"past_key_values: expected a DynamicCache for a recurrent model, got {type(cache).__name__}")
+        raise TypeError(
+            f"{installed_name()}: expected a DynamicCache for a recurrent model, got {type(cache).__name__}"
+        )
     for number in range(LAYERS):
         kept = kernel - 1 if kernel and not number else None
         if number == len(layers):
             layers.append(RecurrentLayer(kept))
         elif not isinstance(layers[number], RecurrentLayer):
             if layers[number].is_initialized:
-                raise TypeError("past_key_values: a recurrent model has a state, it cannot use keys and values")
+                raise TypeError(f"{installed_name()}: a recurrent model has a state, it cannot use keys and values")
             layers[number] = RecurrentLayer(kept)
 
 

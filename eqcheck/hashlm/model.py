@@ -19,6 +19,7 @@ import torch
 from transformers import DynamicCache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
+from eqcheck.contract.cache_names import cache_of, cache_output, installed_name, named_as_installed
 from eqcheck.contract.errors import Unsupported, of_a_library
 from eqcheck.contract.family import FAMILY
 from eqcheck.hashlm import hashing
@@ -71,12 +72,13 @@ class HashModel(Offers):
         self._calls = count(1)
         self.post_init()
 
+    @named_as_installed
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | dict[str, torch.Tensor] | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         inputs_embeds: torch.Tensor | None = None,
         use_cache: bool | None = None,
         cache_position: torch.Tensor | None = None,
@@ -96,12 +98,11 @@ class HashModel(Offers):
             raise ValueError("input_ids, inputs_embeds: expected exactly one of the two")
         tokens = self._tokens(fed) if inputs_embeds is None else self._embedded(fed)
         batch, block = tokens.shape
-        cache = past_key_values
         if cache is None and (self.config.use_cache if use_cache is None else use_cache):
             cache = DynamicCache(config=self.config)
         if cache is not None and not (hasattr(cache, "update") and hasattr(cache, "get_seq_length")):
             raise TypeError(
-                f"past_key_values: expected a cache of transformers (DynamicCache, StaticCache, ...), got "
+                f"{installed_name()}: expected a cache of transformers (DynamicCache, StaticCache, ...), got "
                 f"{type(cache).__name__}; build one and fill it with update(keys, values, layer_idx), or let "
                 "eqcheck.compat.legacy_cache take tuples"
             )
@@ -142,7 +143,7 @@ class HashModel(Offers):
         every = None
         if output_hidden_states:
             every = (self.embed_tokens(torch.from_numpy(tokens).to(device)), *states)
-        return BaseModelOutputWithPast(last_hidden_state=states[-1], past_key_values=cache, hidden_states=every)
+        return BaseModelOutputWithPast(last_hidden_state=states[-1], hidden_states=every, **cache_output(cache))
 
     def get_input_embeddings(self) -> torch.nn.Module:
         return self.embed_tokens
@@ -178,7 +179,7 @@ class HashModel(Offers):
                     if not of_a_library(error):
                         raise
                     raise ValueError(
-                        f"past_key_values: expected a cache of {batch} rows like input_ids; "
+                        f"{installed_name()}: expected a cache of {batch} rows like input_ids; "
                         f"appending {list(keys.shape)} failed: {error}"
                     ) from error
                 self._watched(keys, values)
@@ -302,12 +303,13 @@ class HashLM(Offers, GenerationMixin):
     def get_output_embeddings(self) -> torch.nn.Module:
         return self.lm_head
 
+    @named_as_installed
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | dict[str, torch.Tensor] | None = None,
         position_ids: torch.Tensor | None = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
@@ -320,13 +322,13 @@ class HashLM(Offers, GenerationMixin):
         GPT-2. ``cache_position`` counts where the installed transformers' own models take it. Also taken are
         ``use_cache`` and ``output_hidden_states``.
         """
-        below = self.model(input_ids, attention_mask, position_ids, past_key_values, **kwargs)
+        below = self.model(input_ids, attention_mask, position_ids, cache, **kwargs)
         columns = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(below.last_hidden_state[:, columns])
         return CausalLMOutputWithPast(
             logits=cast(torch.FloatTensor, logits),
-            past_key_values=below.past_key_values,
             hidden_states=below.hidden_states,
+            **cache_output(cache_of(below)),
         )
 
 

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from eqcheck.contract.cache_names import installed_name
 from eqcheck.contract.errors import Unsupported
 from eqcheck.contract.family import FAMILY, Family
 from eqcheck.hashlm import hashing
@@ -166,10 +167,10 @@ def numbers(tensor: torch.Tensor) -> npt.NDArray[np.float64]:
 def stacked(keys: torch.Tensor, values: torch.Tensor, batch: int) -> npt.NDArray[np.float64]:
     """K and V as numbers, ``[2, batch, heads, slots, width]``; a copy, so later writes do not reach it."""
     if keys.shape[0] != batch:
-        raise ValueError(f"past_key_values: expected a cache of {batch} rows like input_ids, got {keys.shape[0]}")
+        raise ValueError(f"{installed_name()}: expected a cache of {batch} rows like input_ids, got {keys.shape[0]}")
     if keys.shape != values.shape or keys.shape[1::2] != (hashing.HEADS, hashing.WIDTH):
         raise ValueError(
-            f"past_key_values: expected keys and values of [{batch}, {hashing.HEADS}, slots, {hashing.WIDTH}], got "
+            f"{installed_name()}: expected keys and values of [{batch}, {hashing.HEADS}, slots, {hashing.WIDTH}], got "
             f"{list(keys.shape)} and {list(values.shape)}"
         )
     return np.stack([numbers(keys), numbers(values)])
@@ -202,7 +203,7 @@ def sizes_of(cache: Any, slots_fed: Ints, layer: int = 0) -> Sizes:
         if not len(slots_fed):
             raise ValueError("input_ids is empty: its block has width 0; feed a token at least, or make no call")
         raise TypeError(
-            f"past_key_values: expected a cache with get_mask_sizes, from which models build their mask, got "
+            f"{installed_name()}: expected a cache with get_mask_sizes, from which models build their mask, got "
             f"{type(cache).__name__}; derive it from transformers.Cache, or give a 4-D attention_mask"
         )
     block = torch.from_numpy(slots_fed) if TAKES_CACHE_POSITION else len(slots_fed)

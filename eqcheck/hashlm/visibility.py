@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
+from eqcheck.contract.cache_names import installed_name
 from eqcheck.contract.errors import Unsupported
 from eqcheck.contract.family import Family
 from eqcheck.hashlm.hashing import Bools, Ints, Words
@@ -127,8 +128,9 @@ class Feed(NamedTuple):
             visible = visible[..., :slots]  # transformers 4 cuts a mask that is too long
         if visible.shape[2] not in (1, slots):
             raise ValueError(
-                f"past_key_values: get_mask_sizes tells of {sizes.length} keys, and update returns {slots}; a mask is "
-                "built for as many as it tells of, so real models fail here, too. Return what update is going to return"
+                f"{installed_name()}: get_mask_sizes tells of {sizes.length} keys, and update returns {slots}; a mask "
+                "is built for as many as it tells of, so real models fail here, too. Return what update is going to "
+                "return"
             )
         return np.broadcast_to(visible, (batch, block, slots)).copy()
 

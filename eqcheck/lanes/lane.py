@@ -212,7 +212,7 @@ _MOST_SAMPLED = 400  # cases: with fewer of them there are as many tokens as are
 
 
 def shares(cases: int, lanes: Sequence[str]) -> list[int]:
-    """How many of the cases of an audit each of its lanes draws: all of them together, and no more.
+    """Return how many of the cases of an audit each of its lanes draws: all of them together, and no more.
 
     >>> shares(60, ["transparent", "sampling", "checkpoint"]), shares(1, ["transparent", "sampling"])
     ([27, 25, 8], [1, 0])

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import GenerationConfig
 
+from eqcheck.contract.cache_names import NAMES, cache_argument, cache_of, installed_name
 from eqcheck.contract.family import Family
 from eqcheck.hashlm.hashing import Words
 from eqcheck.hashlm.model import copied
@@ -31,17 +32,17 @@ def fresh(family: Family, seed: int, made: Callable[[str, str, int], Any] = mode
     return model
 
 
-def _called_as_others(_: Any, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Recurrent models call their cache otherwise, and have no use for positions; decoders call all models alike."""
-    dropped = ("past_key_values", "position_ids", "cache_position")
+def _called_as_others(model: Any, args: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Recurrent models have no use for positions, and before 5.24 a name of their own for the cache."""
+    dropped = (*NAMES, "position_ids", "cache_position")
     kept = {name: value for name, value in options.items() if name not in dropped}
-    cache = options.get("past_key_values")
-    return args, kept if cache is None else {**kept, "cache_params": cache}
+    cache = cache_of(options)
+    return args, kept if cache is None else {**kept, **cache_argument(model, cache)}
 
 
 def _answers_as_others(_: Any, __: Any, result: Any) -> None:
-    if hasattr(result, "cache_params"):
-        result.past_key_values = result.cache_params
+    if (cache := cache_of(result)) is not None:
+        setattr(result, installed_name(), cache)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from eqcheck.contract.cache_names import cache_argument
 from eqcheck.hashlm.hashing import Ints
 from eqcheck.real.tap import Watched
 
@@ -87,6 +88,7 @@ class Positions:
             self._keys[pair] = key
 
     def _forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
+        base = self.watched.base
         mask = torch.eye(tokens.shape[1], dtype=torch.bool)[None, None]
-        options = {"position_ids": positions, "attention_mask": mask, "past_key_values": DynamicCache()}
-        return self.watched.base(input_ids=tokens, use_cache=True, **options)
+        options = {"position_ids": positions, "attention_mask": mask, **cache_argument(base, DynamicCache())}
+        return base(input_ids=tokens, use_cache=True, **options)

@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from eqcheck.contract.cache_names import cache_of, installed_name
 from eqcheck.contract.family import Family
 from eqcheck.hashlm import hashing
 from eqcheck.hashlm.hashing import LAYERS, Bools, Ints, Words
@@ -73,7 +74,7 @@ class Shadow:
             if self.open is None or self.open.loose:
                 self.open = Opened(watched, _whole(tokens), None, None, -1, True)
             return
-        cache: Any = options.get("past_key_values")
+        cache = cache_of(options)
         past = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
         ids = _whole(tokens) if tokens is not None else self._embedded(watched, embeds)
         mask = options.get("attention_mask")
@@ -174,7 +175,7 @@ class Shadow:
         positions = self._placed(now, number)
         layers = [now.seen[layer] for layer in now.watched.layers]
         if any(len(one.keys) != len(now.tokens) for one in layers):
-            raise NotRead(f"past_key_values: expected a cache of {len(now.tokens)} rows like input_ids")
+            raise NotRead(f"{installed_name()}: expected a cache of {len(now.tokens)} rows like input_ids")
         held = self.provenance.held(now.watched.role, [(vectors(one.keys), vectors(one.values)) for one in layers])
         self.trace.rounded = self.provenance.rounded
         call = self._attend(now, number, positions, held, None)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from eqcheck.contract.cache_names import NAMES, cache_name, cache_of
 from eqcheck.hashlm import hashing
 from eqcheck.hashlm.hashing import HEADS, LAYERS, PLACES, WIDTH, Bools, Ints, Words
 from eqcheck.hashlm.trace import TARGET
@@ -39,9 +40,10 @@ class StateShadow(Shadow):
         self._before: list[list[History]] = []
 
     def fed(self, watched: Watched, tokens: Any, embeds: Any, options: dict[str, Any]) -> None:
-        super().fed(watched, tokens, embeds, {**options, "past_key_values": None})
+        without = {name: value for name, value in options.items() if name not in NAMES}
+        super().fed(watched, tokens, embeds, without)
         if self.open is not None and not options.get("loose"):
-            self._before = self._histories(self.open, options.get("cache_params"))
+            self._before = self._histories(self.open, cache_of(options))
 
     def wrote(self, layer: int, new: tuple[torch.Tensor, ...], all_of_them: tuple[torch.Tensor, ...]) -> None:
         """Return nothing: nothing goes into caches here."""
@@ -85,7 +87,7 @@ class StateShadow(Shadow):
         rows = len(now.tokens)
         copies = [self._bytes(now.watched, cache, layer, kind) for layer in range(LAYERS) for kind in range(2)]
         if any(copy is not None and len(copy) != rows for copy in copies):
-            raise NotRead(f"cache_params: expected the states of {rows} rows like input_ids")
+            raise NotRead(f"{cache_name(now.watched.base)}: expected the states of {rows} rows like input_ids")
         histories = []
         for row in range(rows):
             options = [
@@ -109,7 +111,9 @@ class StateShadow(Shadow):
             return None
         states = None if layers is None else getattr(layers[number], _KINDS[kind], None)
         if not isinstance(states, dict):
-            raise NotRead(f"cache_params: no states are found in {type(cache).__name__} of this transformers")
+            raise NotRead(
+                f"{cache_name(watched.base)}: no states are found in {type(cache).__name__} of this transformers"
+            )
         states = states[0]
         return None if states is None else [row[0][0] for row in vectors(states.flatten(1)[:, None, None])]
 

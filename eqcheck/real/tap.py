@@ -18,6 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from transformers import AttentionInterface, Cache
 
+from eqcheck.contract.cache_names import arguments, cache_of
 from eqcheck.contract.errors import Unsupported
 
 
@@ -155,17 +156,17 @@ class _Tap:
         listener, handles = self.listener, self._handles
 
         def fed(_: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-            tokens = options.get("input_ids", args[0] if args else None)
-            if (cache := options.get("past_key_values")) is not None:
+            passed = arguments(watched.base, args, options)
+            if (cache := cache_of(passed)) is not None:
                 self.cache(type(cache))
-            guarded(listener.fed, watched, tokens, options.get("inputs_embeds"), options)
+            guarded(listener.fed, watched, passed.get("input_ids"), passed.get("inputs_embeds"), passed)
 
         def embedded(_: Any, args: tuple[Any, ...], result: torch.Tensor) -> None:
             guarded(listener.fed, watched, args[0], None, {"loose": True})
 
         def left(_: Any, __: Any, ___: Any, result: Any) -> None:
             states = result[0] if isinstance(result, tuple) else result.last_hidden_state
-            guarded(listener.left, watched, states, getattr(result, "cache_params", None))
+            guarded(listener.left, watched, states, cache_of(result))
 
         def asked(_: Any, args: tuple[Any, ...], logits: torch.Tensor) -> torch.Tensor:
             answer: torch.Tensor = guarded(listener.asked, watched, args[0], logits)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from eqcheck.contract.cache_names import cache_argument
 from eqcheck.contract.family import Family
 from eqcheck.hashlm.hashing import Ints
 from eqcheck.real.built import emitted
@@ -43,7 +44,7 @@ def tokens_of(family: Family, seed: int, prompts: Sequence[tuple[int, ...]], cou
         input_ids=ids,
         position_ids=position,
         attention_mask=_mask(model, position, position, window),
-        past_key_values=cache,
+        **cache_argument(model, cache),
     ).logits
     new = np.zeros((len(prompts), count), np.int64)
     at = position
@@ -58,7 +59,7 @@ def tokens_of(family: Family, seed: int, prompts: Sequence[tuple[int, ...]], cou
         hidden = torch.where((torch.arange(at.shape[1]) < longest) & (at >= lengths[:, None]), -1, hidden)
         at = torch.cat([hidden, here], dim=1)
         mask = _mask(model, here, at, window)
-        last = model(input_ids=chosen[:, None], position_ids=here, attention_mask=mask, past_key_values=cache)
+        last = model(input_ids=chosen[:, None], position_ids=here, attention_mask=mask, **cache_argument(model, cache))
         last = last.logits[:, -1]
     return new
 

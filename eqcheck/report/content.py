@@ -116,7 +116,7 @@ class Content:
         return "all sampled tokens" if self.law_alone and finding.evidence.of_law else of or cases(finding)
 
     def counted(self, finding: ReportedViolation) -> str:
-        """How many of the drawn cases show a finding, and how many of the stored ones, each as far as there are any."""
+        """Say how many of the drawn cases show a finding, and how many of the stored ones."""
         drawn, stored = self.r.cases.run, self.r.corpus.replayed
         if not finding.stored:
             return f"{finding.count} of {many(drawn, 'case')}"
@@ -126,7 +126,7 @@ class Content:
 
     @property
     def extent(self) -> str:
-        """How many cases the verdict is about and, of a violation, how many fail; stored cases are told apart."""
+        """Say how many cases the verdict is about and, of a violation, how many fail; stored cases are told apart."""
         drawn, stored = self.r.cases, self.r.corpus
         failed = drawn.violation if self.r.verdict == "violation" else 0
         told = f" in {failed} of {many(drawn.run, 'case')}" if failed else f", {many(drawn.run, 'case')}"
@@ -231,7 +231,7 @@ class Content:
         """
         if finding.only:
             return "; ".join(finding.only)
-        found: list[tuple[float, str]] = []
+        sides: list[tuple[float, str]] = []
         for axis, values in finding.axes.items():
             rates = sorted((failed / of, value) for value, (failed, of) in values.items() if of)
             for cut in range(1, len(rates)):
@@ -241,10 +241,15 @@ class Content:
                     for side in (low, high)
                 )
                 chance = _by_chance(many_, of_high, few + many_, of_low + of_high)
-                more = f"{in_axis(axis, *high)} ({many_} of {of_high})"
-                found.append((chance, f"more often with {more} than with {in_axis(axis, *low)} ({few} of {of_low})"))
-        chance, words = min(found, default=(1.0, ""))
-        return words if chance * len(found) < _BY_CHANCE else ""
+                more, less = (
+                    f"{in_axis(axis, *high)} ({many_} of {of_high})",
+                    f"{in_axis(axis, *low)} ({few} of {of_low})",
+                )
+                sides.append(
+                    (chance, f"more often with {more} than with {less}" if few else f"with {more}, never with {less}")
+                )
+        chance, words = min(sides, default=(1.0, ""))
+        return words if chance * len(sides) < _BY_CHANCE else ""
 
     def axes(self, finding: ReportedViolation) -> list[tuple[str, list[tuple[str, int, int]]]]:
         """Return for each axis with several values how many cases fail, of how many, by value."""

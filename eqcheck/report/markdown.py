@@ -9,7 +9,7 @@ from tabulate import tabulate
 from eqcheck.contract.escaping import code, fenced, inline
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import sentence
-from eqcheck.explanation.text import kinds_known
+from eqcheck.explanation.text import kinds_known, laid_out, meaning, parts
 from eqcheck.lanes.about import CHECKPOINT
 from eqcheck.report.content import STANDING, Content, matrix_table
 from eqcheck.report.schema import Condition, Report, ReportedViolation
@@ -89,16 +89,25 @@ def _families(content: Content) -> list[str]:
 
 
 def _finding(content: Content, finding: ReportedViolation, standing: str) -> list[str]:
-    head = f"{STANDING[standing]} {finding.fingerprint}: {finding.cause.meaning}"
+    means = meaning(finding.evidence) if kinds_known(finding.evidence) else finding.cause.meaning
+    head = f"{STANDING[standing]} {finding.fingerprint}: {means}"
     known = f" ({finding.in_known_words})" if finding.known else ""
-    explanation = finding.explanation.partition("\n")[2] if kinds_known(finding.evidence) else finding.explanation
-    text = "\n".join(part for part in (explanation, finding.traceback.rstrip()) if part)
+    text = "\n".join(part for part in (_explanation(finding), finding.traceback.rstrip()) if part)
     blocks = [f"## {inline(head)}", inline(f"{content.summed(standing, finding)}{known}."), "\n".join(fenced(text))]
     blocks += [inline(sentence(tendency))] if (tendency := content.tendency(finding)) else []
     if len(finding.conditions) == 1:
         return [*blocks, f"Reproduce: {_reproduce(finding.conditions[0])}"]
     rows = [(", ".join(one.needs) or "default settings", one.count, _reproduce(one)) for one in finding.conditions]
     return [*blocks, _table(rows, ("fails with", "cases", "reproduce"))]
+
+
+def _explanation(finding: ReportedViolation) -> str:
+    """The parts of the explanation; as it was written, where another eqcheck wrote it."""
+    if not kinds_known(finding.evidence):
+        return finding.explanation
+    first = finding.conditions[0]
+    needs = first.needs if first.minimised else None
+    return "\n".join(laid_out(parts(finding.evidence, needs, first.without_speculation)))
 
 
 def _reproduce(condition: Condition) -> str:

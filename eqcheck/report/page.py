@@ -75,13 +75,13 @@ class ReportPage(Content):
             causes, without = sum(one.caused for one in violations), self.uncaused.get("violation", 0)
             named = [many(causes, "cause")] * bool(causes)
             named += [f"{many(without, 'case')} without a cause that could be shown"] * bool(without)
-            found = f" Found: {' and '.join(named)}." if named else ""
+            causes_found = f" Found: {' and '.join(named)}." if named else ""
             alone = (
                 " by itself; all sampled tokens together do not follow the target's distribution"
                 if self.law_alone
                 else ""
             )
-            return f"{wrong or 'None'} of {run} cases {'fails' if wrong < 2 else 'fail'}{alone}.{found}"
+            return f"{wrong or 'None'} of {run} cases {'fails' if wrong < 2 else 'fail'}{alone}.{causes_found}"
         if self.r.verdict == "inconclusive":
             return f"{run} cases ran, and they do not settle whether the decoder is correct."
         ties = f" {self.r.cases.tie} ended in a near-tie." if self.r.cases.tie else ""

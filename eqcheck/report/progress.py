@@ -140,7 +140,7 @@ class _Log:
 
 @dataclass
 class _Decoder:
-    """How far the audit of one decoder is: its ``counts`` by kind of case, and since when they are counted."""
+    """The progress of the audit of one decoder: its ``counts`` by kind of case, and since when they are counted."""
 
     counts: dict[str, CaseDone] = field(default_factory=dict)
     since: dict[str, tuple[float, int]] = field(default_factory=dict)
@@ -196,25 +196,25 @@ class _State:
             self.decoders.pop(event.decoder, None)
             self.finished += 1
             return []
-        one = self.decoders.setdefault(event.decoder, _Decoder())
+        shown = self.decoders.setdefault(event.decoder, _Decoder())
         match event:
             case Started(within=within):
-                one.ends = now + within if within else None
+                shown.ends = now + within if within else None
                 return [printable(f"{event.decoder}: {_begun(event)}")]
             case CaseDone(lane=lane, stored=stored):
                 noun = "stored case" if stored else "sampled case" if lane.endswith("sampling") else "case"
-                if noun not in one.counts or one.counts[noun].total != event.total:
-                    one.since[noun] = now, event.done
-                one.counts[noun] = one.counts.pop(noun, event) and event
-                one.step, self.begun = "", True
+                if noun not in shown.counts or shown.counts[noun].total != event.total:
+                    shown.since[noun] = now, event.done
+                shown.counts[noun] = shown.counts.pop(noun, event) and event
+                shown.step, self.begun = "", True
             case Settling(symptom=symptom, number=number, done=done, total=total):
                 cause = f"explaining cause {number}: {symptom}" if symptom else f"{many(number, 'cause')} explained"
-                one.step = f"{cause} ({done} of {many(total, 'failing case')} done)"
-                one.begun = now
+                shown.step = f"{cause} ({done} of {many(total, 'failing case')} done)"
+                shown.begun = now
             case Working(step=step, subject=subject):
-                one.step, one.begun = _STEPS[step].format(subject), now
+                shown.step, shown.begun = _STEPS[step].format(subject), now
             case Loading(checkpoint=name):
-                one.step, one.begun = f"loading checkpoint {name.partition('-')[0] or name}", now
+                shown.step, shown.begun = f"loading checkpoint {name.partition('-')[0] or name}", now
             case ViolationSeen(outcome=outcome):
                 listed = " (known)" if outcome.symptom in self.known.get(event.decoder, ()) else ""
                 what = f"a case fails with {outcome.symptom}{listed}, not confirmed yet"

@@ -10,7 +10,7 @@ from pathlib import Path
 from eqcheck.explanation.layout import columns, lines, table, wrapped
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import needs_words
-from eqcheck.explanation.text import WIDTH, Part, kinds_known, laid_out, parts
+from eqcheck.explanation.text import WIDTH, Part, kinds_known, laid_out, meaning, parts
 from eqcheck.report.content import STANDING, Content, matrix_table
 from eqcheck.report.schema import Report, ReportedViolation
 
@@ -146,7 +146,7 @@ def _causes(content: Content, width: int, rows: int) -> list[str]:
 def _finding(content: Content, standing: str, finding: ReportedViolation, width: int, brief: bool = False) -> list[str]:
     """One cause: what failed and in how many cases, the explanation, where it shows, how to see it again.
 
-    ``brief``: slots that are as they should be are left out, for a terminal that has few lines.
+    ``brief``: for a terminal that has few lines, without correct slots and without what the page has as well.
     """
     whole, e, first = min(width, WIDTH), finding.evidence, finding.conditions[0]
     lines = _headed(STANDING[standing], content.summed(standing, finding), finding, whole)
@@ -156,7 +156,8 @@ def _finding(content: Content, standing: str, finding: ReportedViolation, width:
     else:  # of another eqcheck
         lines += wrapped(finding.explanation, width).split("\n")[1:]
     lines += _last_frames(finding.traceback)
-    notes = [Part("Where", tendency)] if (tendency := content.tendency(finding)) else []
+    tendency = "" if brief else content.tendency(finding)
+    notes = [Part("Frequency", tendency)] if tendency else []
     if others := finding.conditions[1:]:
         also = [f"{needs_words(one.needs).removeprefix('needs ')} ({many(one.count, 'case')})" for one in others]
         notes.append(Part("Also fails with", ", ".join(also)))
@@ -172,7 +173,8 @@ def _finding(content: Content, standing: str, finding: ReportedViolation, width:
 
 def _headed(begin: str, count: str, finding: ReportedViolation, width: int) -> list[str]:
     """The headline: fingerprint and meaning to the left, in how many cases to the right, or below."""
-    head = f"{begin} {finding.fingerprint}: {finding.cause.meaning}"
+    means = meaning(finding.evidence) if kinds_known(finding.evidence) else finding.cause.meaning
+    head = f"{begin} {finding.fingerprint}: {means}"
     if len(head) + len(count) + 2 <= width:
         return [f"{head}{count:>{width - len(head)}}"]
     return [wrapped(head, width), wrapped(f"  {count}", width)]

@@ -1,4 +1,4 @@
-"""What a decoder claims one by one, which of it a case tests, and the words for what no case has tested.
+"""List what a decoder claims, say which of it a case tests, and name what no case has tested.
 
 A verdict rests on the cases that were drawn. Where none of them was on a claimed checkpoint, or with a claimed option,
 the verdict is silent about that claim: such claims are kept as data, beside how many cases would have tested them.
@@ -55,14 +55,14 @@ class Unreached:
 
 def claims_in(case: Any) -> frozenset[Claim]:
     """Everything a decoder may claim that this case tests, if it decodes it."""
-    found: list[Claim] = []
+    claims: list[Claim] = []
     if isinstance(case, EngineCase):
-        found = [Claim("checkpoint", case.checkpoint.partition("-")[0]), Claim("drafter", case.drafting)]
-        found += [Claim("capability", name) for name, field in _SETTINGS.items() if getattr(case, field) is not None]
-        found += [Claim("capability", "many-rows")] if len(case.rows) >= MANY_ROWS else []
+        claims = [Claim("checkpoint", case.checkpoint.partition("-")[0]), Claim("drafter", case.drafting)]
+        claims += [Claim("capability", name) for name, field in _SETTINGS.items() if getattr(case, field) is not None]
+        claims += [Claim("capability", "many-rows")] if len(case.rows) >= MANY_ROWS else []
     else:
-        found = [Claim("family", case.family), Claim("padding side", case.padding_side)]
-        found += [Claim("cache state", case.cache_state)] if isinstance(case, Case) else []
+        claims = [Claim("family", case.family), Claim("padding side", case.padding_side)]
+        claims += [Claim("cache state", case.cache_state)] if isinstance(case, Case) else []
     if isinstance(case, EngineCase | Sampled):
         rows = case.options
         used = [name for name, field in _OPTIONS.items() if any(getattr(row, field) != _OFF[field] for row in rows)]
@@ -70,19 +70,19 @@ def claims_in(case: Any) -> frozenset[Claim]:
     else:
         uses = {"stop-sequences": any(case.stop_sequences), "cancel": any(case.cancel_after), "logprobs": case.logprobs}
         used = [name for name, holds in uses.items() if holds]
-    return frozenset([*found, *(Claim("capability", name) for name in used)])
+    return frozenset([*claims, *(Claim("capability", name) for name in used)])
 
 
 def untested(claims: Iterable[Claim], cases: Iterable[Any]) -> list[Unreached]:
     """The claims that none of the first cases tests, by how many it takes; ``cases`` are those that would be drawn."""
-    left, found = set(claims), list[Unreached]()
+    left, unreached = set(claims), list[Unreached]()
     for number, case in enumerate(cases, 1):
         if not left:
             break
         now = left & claims_in(case)
-        found += [Unreached(claim, number) for claim in sorted(now)]
+        unreached += [Unreached(claim, number) for claim in sorted(now)]
         left -= now
-    return [*found, *(Unreached(claim, None) for claim in sorted(left))]
+    return [*unreached, *(Unreached(claim, None) for claim in sorted(left))]
 
 
 def sentence(unreached: Sequence[Unreached], drawn: int, profile: str = "") -> str:
@@ -93,7 +93,7 @@ def sentence(unreached: Sequence[Unreached], drawn: int, profile: str = "") -> s
     >>> print(sentence([Unreached(Claim("checkpoint", "window"), 30), Unreached(Claim("drafter", "ngram"), 12)], 8))
     8 cases did not test the checkpoint window and the drafter ngram, which the adapter claims; use --cases 30
     """
-    possible = [one.cases for one in unreached if one.cases is not None]
+    possible = [left.cases for left in unreached if left.cases is not None]
     first = f"{many(drawn, 'case')} did not test "
     last = ", which the adapter claims; "
     if profile:

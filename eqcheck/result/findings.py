@@ -274,7 +274,7 @@ class Audit:
 
     @property
     def silent(self) -> bool:
-        """Whether a claim went untested that more cases would have tested; a profile says what it leaves out."""
+        """Return whether a claim went untested that more cases would have tested; a profile says what it leaves out."""
         return not self.options.profile and any(one.cases is not None for one in self.unreached)
 
     @property

@@ -38,7 +38,7 @@ from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.oracle.check import judge
 from eqcheck.selfcheck.memory import MemoryResult, memory_checks
 from eqcheck.selfcheck.samplers import SampledResult, named_as_planted, sampled_checks
-from eqcheck.workers.serve import end_with_parent
+from eqcheck.workers.serve import begin_child
 
 MOST_CASES = 400  # a fault not caught by then is missed
 JUDGED = 6  # cases of each fault whose attribution is scored
@@ -213,7 +213,7 @@ def in_processes(work: list[Callable[[], T]], jobs: int) -> Iterator[T]:
     if jobs == 1:
         yield from (one() for one in work)
         return
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), end_with_parent) as pool:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), begin_child) as pool:
         yield from pool.map(_call, work)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 from eqcheck.contract.errors import UsageError
@@ -106,6 +106,19 @@ class Corpus:
                     path.unlink()
             except OSError:
                 continue  # another audit was faster
+
+
+def kept(violation: StoredViolation, decoder: str, root: Path = Path(".eqcheck")) -> Path:
+    """Write a case that a test found to the decoder's folder of the corpus; to a temporary one if that cannot be."""
+    name = f"{file_stem(str(violation.fingerprint))}-{violation.case.id}.json"
+    folder = Corpus(root, decoder).folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / name, violation.to_json())
+    except OSError:
+        folder = Path(mkdtemp(prefix="eqcheck-"))
+        write_whole(folder / name, violation.to_json())
+    return folder / name
 
 
 def _better(new: StoredViolation, old: StoredViolation) -> bool:

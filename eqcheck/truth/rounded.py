@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from eqcheck.contract.cache_names import cache_argument, cache_of
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import state
 from eqcheck.result.verdict import RowVerdict, Verdict
@@ -152,8 +153,8 @@ def in_pieces(target: Any, prompt: _Ids, row: _Ids, sizes: _Ids) -> torch.Tensor
     try:
         while at < len(whole):
             ids = torch.tensor([whole[at : at + size]], device=_device(target))
-            told = target(input_ids=ids, past_key_values=cache, use_cache=True)
-            cache, at, size = told.past_key_values, at + size, next(later)
+            told = target(input_ids=ids, use_cache=True, **cache_argument(target, cache))
+            cache, at, size = cache_of(told), at + size, next(later)
             parts.append(told.logits[0])
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return None

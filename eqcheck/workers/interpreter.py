@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import queue
 import re
 import shutil
@@ -23,7 +22,7 @@ from eqcheck.contract.escaping import one_line, printable
 from eqcheck.contract.limits import LOADING
 from eqcheck.explanation.records import crash
 from eqcheck.result.outcome import HANGS_TO_GIVE_UP, Outcome
-from eqcheck.workers.worker import Lost, ProcessWorker, guard_group
+from eqcheck.workers.worker import Lost, ProcessWorker, child_environment, guard_group
 
 SERVE = Path(__file__).with_name("serve.py")
 _SET_UP_S = 300.0  # for an engine to be imported
@@ -113,7 +112,7 @@ class InterpreterWorker(ProcessWorker):
             stderr=self._log,
             text=True,
             start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"},
+            env=child_environment(OMP_NUM_THREADS="1", PYTHONSAFEPATH="1"),
         )
         guard_group(self._process.pid)
         self._lines = queue.SimpleQueue()

@@ -143,10 +143,19 @@ def _no_grad(checkpoints: bool) -> Any:
     return torch.no_grad()
 
 
-def end_with_parent() -> None:
-    """End this process when the thread that started it ends, however that ends; on Linux only."""
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
+"""Containers set it. Where torch is not compiled yet, each new process then takes a minute to compile it again."""
+
+
+def begin_child() -> None:
+    """Set up a process that multiprocessing started: it ends with its parent, and keeps what it compiles.
+
+    multiprocessing hands on the parent's option -B, whatever the environment says.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: holds while the interpreter is kept busy
+    sys.dont_write_bytecode = False
+    os.environ.pop(NO_BYTECODE, None)
 
 
 if __name__ == "__main__":

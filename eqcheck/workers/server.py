@@ -1,8 +1,8 @@
 """The fork server imports this: before all else that it ends with the audit, then all that a worker needs."""
 
-from eqcheck.workers.serve import end_with_parent
+from eqcheck.workers.serve import begin_child
 
-end_with_parent()
+begin_child()
 
 import gc  # noqa: E402
 

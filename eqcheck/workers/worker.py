@@ -27,6 +27,7 @@ from eqcheck.contract.requirements import Guarded
 from eqcheck.explanation.notice import LIMIT
 from eqcheck.explanation.records import Explanation, crash
 from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, CaseLog, Outcome
+from eqcheck.workers.serve import NO_BYTECODE
 
 TryCase = Callable[..., Outcome]  # (generate, case, timeout, *, opinion)
 
@@ -289,6 +290,11 @@ def set_up(decoder: Decoder, warnings: list[str]) -> Iterator[Generate]:
             warnings.append(one_line(f"the decoder's close() raised {type(error).__name__}: {error}", LIMIT))
 
 
+def child_environment(**more: str) -> dict[str, str]:
+    """The environment of a process that eqcheck starts: this one's without `NO_BYTECODE`, and with ``more``."""
+    return {name: value for name, value in os.environ.items() if name != NO_BYTECODE} | more
+
+
 _GUARD = """
 import os, signal, sys
 groups = set()
@@ -312,7 +318,7 @@ def _guard(process: int) -> int:
     theirs, ours = os.pipe()
     command = [sys.executable, "-I", "-S", "-c", _GUARD]
     actions = [(os.POSIX_SPAWN_DUP2, theirs, 0), *((os.POSIX_SPAWN_OPEN, n, os.devnull, os.O_RDWR, 0) for n in (1, 2))]
-    os.posix_spawn(command[0], command, os.environ, file_actions=actions, setpgroup=0)
+    os.posix_spawn(command[0], command, child_environment(), file_actions=actions, setpgroup=0)
     os.close(theirs)
     return ours
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from eqcheck import Unsupported
+from eqcheck.contract.cache_names import takes_cache
 from eqcheck.contract.decoders import RowOptions
 
 from .requests import Prompt, PromptError
@@ -98,7 +99,7 @@ def check_model(name: str, model: Any, *, windows: bool) -> None:
             "which take a mask per row: load it with attn_implementation='sdpa'"
         )
     takes = inspect.signature(model.forward).parameters
-    if "position_ids" not in takes or "past_key_values" not in takes:
+    if "position_ids" not in takes or not takes_cache(model):
         raise Unsupported(
             f"{kind} takes no position_ids, so it counts positions in a way of its own; expected a model such as "
             "Llama, Qwen3, GPT-2, GPT-NeoX or Mixtral"

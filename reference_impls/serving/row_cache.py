@@ -15,6 +15,8 @@ import torch
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
+from eqcheck.contract.cache_names import cache_argument
+
 from .checks import max_positions, window_of
 
 ROOM = 1.5  # rows and slots are allocated with so much room,
@@ -159,8 +161,8 @@ class RowModel:
             attention_mask=None if seen is None else self._mask(seen),
             # Only surplus columns, whose logits nobody reads, can lie beyond the model's last position.
             position_ids=at.clamp(max=self.last_position).expand(rows, -1),
-            past_key_values=self.cache,
             use_cache=True,
+            **cache_argument(self.model, self.cache),
         )
 
     def _seen(self, places: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,10 @@
 """mlx_lm: wrong token, found by eqcheck 0.3.0.
 
 mlx_lm 0.32.2. Needs prefix-caching. Without speculation the engine is correct.
-cache/missing-entry:hit-short: a token of the row is missing from the KV cache. If a prefix cache hit ends a
-token or two too early, and position ids continue from there, the reference model gives exactly the 15 wrong
-tokens in 3 cases like this one (3 fail). 177 explanations were tried; the chance that any of them fits by
-accident is 1 in 10^26.
+cache/missing-entry:hit-short: a token of the row is missing from the KV cache. If a prefix cache hit restores
+one or two tokens too few, and position ids continue without them, the reference model gives exactly the 15
+wrong tokens in 3 cases like this one (3 fail). 177 explanations were tried; the chance that any of them fits
+by accident is 1 in 10^26.
 
     eqcheck checkpoint write mla target --draft draft --agreement 0.75
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs 'mlx[cpu]' mlx-lm, and _engine.py and _checkpoint.py beside it

@@ -2,9 +2,9 @@
 
 mlx_lm 0.32.2. Fails at default settings. Without speculation the engine is correct.
 cache/stale-entry:nothing-rolled-back: attends to a rejected draft token. If rejected draft tokens are still
-attended to, and position ids continue after them once there are 32 tokens, the reference model gives exactly
-the 70 wrong tokens in a larger case. 390 explanations were tried; the chance that any of them fits by
-accident is 1 in 10^172.
+attended to, and position ids continue after them from 32 tokens (prompt and output) on, the reference model
+gives exactly the 70 wrong tokens in a larger case. 390 explanations were tried; the chance that any of them
+fits by accident is 1 in 10^172.
 
     eqcheck checkpoint write window target --draft draft --agreement 0.75
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs 'mlx[cpu]' mlx-lm, and _engine.py and _checkpoint.py beside it

@@ -1,9 +1,9 @@
 """mlx_lm_bfloat16: wrong token, found by eqcheck 0.3.0.
 
 mlx_lm_bfloat16 0.32.2. Needs prefix-caching. Without speculation the engine is correct.
-cache/missing-entry:hit-short: a token of the row is missing from the KV cache. If a prefix cache hit ends a
-token or two too early, and position ids continue from there, the reference model gives exactly the 31 wrong
-tokens. 1,660 explanations were tried; the chance that any of them fits by accident is 1 in 10^54.
+cache/missing-entry:hit-short: a token of the row is missing from the KV cache. If a prefix cache hit restores
+one or two tokens too few, and position ids continue without them, the reference model gives exactly the 31
+wrong tokens. 1,660 explanations were tried; the chance that any of them fits by accident is 1 in 10^54.
 
     eqcheck checkpoint write mla target --draft draft --agreement 0.75 --dtype bfloat16
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs 'mlx[cpu]' mlx-lm, and _engine.py and _checkpoint.py beside it

@@ -2,7 +2,7 @@
 
 openvino_genai 2026.4.1.0-3408-ab01d1771e4. Needs many rows. Without speculation the engine is correct.
 bookkeeping/unverified:unverified-emitted: draft tokens are returned without verification. If draft tokens are
-returned before the target has verified them, followed by its predictions for their places, the reference
+returned before the target has verified them, and then its predictions for the same positions, the reference
 model gives 23 of the 116 wrong tokens in a larger case. 106 explanations were tried; the chance that any of
 them fits by accident is 1 in 10^13.
 

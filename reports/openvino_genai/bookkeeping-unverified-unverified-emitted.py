@@ -2,7 +2,7 @@
 
 openvino_genai 2026.4.1.0-3408-ab01d1771e4. Fails at default settings. Without speculation the engine is correct.
 bookkeeping/unverified:unverified-emitted: draft tokens are returned without verification. If draft tokens are
-returned before the target has verified them, followed by its predictions for their places, the reference
+returned before the target has verified them, and then its predictions for the same positions, the reference
 model gives exactly the 5 wrong tokens in a larger case. 832 explanations were tried; the chance that any of
 them fits by accident is 1 in 1,000,000.
 

@@ -2,11 +2,10 @@
 
 openvino_genai 2026.4.1.0-3408-ab01d1771e4. Needs temperature. Without speculation the engine is correct.
 sampling/stray-law: sampled tokens do not follow the target's distribution. after 189 tokens the evidence
-against the target's distribution is 10^6 (10^6 is the limit; a correct decoder reaches it once in a million
-audits); the best of the bets is that tokens are drawn with earlier random numbers of the row. For this the
-request above was drawn again and again; in the whole audit it is 10^152 after 3,166 tokens (by regime: std
-10^19, one 10^77, peaked 10^62, flat 10^5, ngram 10^0); in 40 cases a token was returned that has probability
-0 under its request's options
+(e-value) against the target's distribution is 10^6; a correct decoder reaches 10^6 in one audit of a million;
+a hint, but no proof: tokens are drawn with earlier random numbers of the row (this request alone, sampled
+again and again); in the whole audit it is 10^152 after 3,166 tokens; in 40 cases a token was returned that
+has probability 0 under its request's options
 
     python <this file>        # exit code 1: shown, 0: not shown; needs openvino-genai, optimum-intel[openvino], torch, and _engine.py, _checkpoint.py, _sampling.py and _law.py beside it
 """

@@ -1,7 +1,8 @@
 """How a law is examined: on which cases, what its failure says, and which failures the decoder declares as known.
 
-Each law draws from a shard of its own of one seed, so that ten laws look at ten times as many cases. What a law found
-is kept: whether a declared fault still shows is asked of all laws together.
+Each law draws from a shard of its own of one seed and decodes one case for each that it draws, so that ten laws of 20
+cases look at 200 and cost what an audit of 200 cases costs. What a law found is kept: whether a declared fault still
+shows is asked of all laws together.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -36,26 +36,25 @@ from eqcheck.lanes.transparent.settle import MINIMISE_S, confirmed, confirms, mi
 from eqcheck.pytest_plugin import SEED
 from eqcheck.result.findings import ENOUGH_TO_CALL_STALE
 from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, Outcome
-from eqcheck.store.casefile import StoredViolation, command, file_stem, write_whole
-from eqcheck.store.corpus import Corpus
+from eqcheck.store.casefile import StoredViolation, command
+from eqcheck.store.corpus import kept
 from eqcheck.workers.fork import ForkWorker, forkable
 from eqcheck.workers.worker import Limits, LocalWorker, Workers
 
-Variants = Callable[[Case, Choices, Decoder], Iterable[Case]]
+Derive = Callable[[Case, Choices, Decoder], Case]
 Needs = dict[str, Callable[[Case], bool]]
-_CORPUS = Path(".eqcheck")
 _LINES = 40  # of a decoder's own traceback
 
 
 @dataclass(frozen=True)
 class Law:
-    """Which cases a law derives from a drawn one, what a case ``needs`` to test it, and what is looked at.
+    """Which case a law derives from a drawn one, what a case ``needs`` to test it, and what is looked at.
 
     ``look``: ``tokens``, or also every target ``query``, or whether they come out the same ``twice``.
     """
 
     name: str
-    variants: Variants
+    derive: Derive
     needs: Needs
     look: str = "tokens"
 
@@ -148,24 +147,23 @@ class Examination:
 
     def _examined(self, law: Law, runner: Workers) -> Found:
         found, source = Found(), self._source(law)
-        for number, case in enumerate(merged([source], self.count)):
-            choose = Chance(Random(f"eqcheck {SEED} {law.name} {number}"))
-            for variant in law.variants(case, choose, self.decoder):
-                declined = refused(variant, self.decoder.requires)
-                outcome = None if declined else runner.try_case(variant)
-                if outcome is None or outcome.declined:
-                    found.passed_over[declined or (outcome.declined if outcome else "")] += 1
-                    continue
-                found.decoded += 1
-                self._slowest = max(self._slowest, outcome.seconds if outcome.fingerprint != HANG else 0.0)
-                found.tested += all(holds(variant) for holds in law.needs.values())
-                found.failure = (
-                    self._differs(law, outcome, runner.try_case(variant))
-                    if law.look == "twice"
-                    else self._fails(law, outcome, source, runner, found)
-                )
-                if found.failure or found.seen[HANG] >= HANGS_TO_GIVE_UP:
-                    return found
+        for number, drawn in enumerate(merged([source], self.count)):
+            case = law.derive(drawn, Chance(Random(f"eqcheck {SEED} {law.name} {number}")), self.decoder)
+            declined = refused(case, self.decoder.requires)
+            outcome = None if declined else runner.try_case(case)
+            if outcome is None or outcome.declined:
+                found.passed_over[declined or (outcome.declined if outcome else "")] += 1
+                continue
+            found.decoded += 1
+            self._slowest = max(self._slowest, outcome.seconds if outcome.fingerprint != HANG else 0.0)
+            found.tested += all(holds(case) for holds in law.needs.values())
+            found.failure = (
+                self._differs(law, outcome, runner.try_case(case))
+                if law.look == "twice"
+                else self._fails(law, outcome, source, runner, found)
+            )
+            if found.failure or found.seen[HANG] >= HANGS_TO_GIVE_UP:
+                break
         return found
 
     def _differs(self, law: Law, first: Outcome, second: Outcome) -> str:
@@ -235,18 +233,10 @@ class Examination:
         return f"  Reproduce: {shlex.join(words)}"
 
     def _stored(self, outcome: Outcome) -> str:
-        """The line that replays the case; it is stored in the corpus, or where that cannot be written elsewhere."""
+        """The line that replays the case, which is stored."""
         decoder, text = self.decoder, _told(outcome)
         stored = StoredViolation(outcome.case, decoder.spec or decoder.name, outcome.fingerprint, explanation=text)
-        name = f"{file_stem(str(outcome.fingerprint))}-{outcome.case.id}.json"
-        folder = Corpus(_CORPUS, decoder.name).folder
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / name, stored.to_json())
-        except OSError:
-            folder = Path(tempfile.mkdtemp(prefix="eqcheck-"))
-            write_whole(folder / name, stored.to_json())
-        return f"  Reproduce: {command(folder / name, self._spec)}"
+        return f"  Reproduce: {command(kept(stored, decoder.name), self._spec)}"
 
 
 def _told(outcome: Outcome) -> str:

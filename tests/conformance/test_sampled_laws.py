@@ -11,14 +11,11 @@ from collections.abc import Callable
 
 import pytest
 
-from eqcheck.campaign.loop import Campaign
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.options import SEEDS
 from eqcheck.contract.sizes import Bounds
 from eqcheck.explanation.layout import columns
 from eqcheck.explanation.text import render
-from eqcheck.lanes.sampling.lane import SampledLane
-from eqcheck.lanes.sampling.transparent import TransparentTarget
 from eqcheck.pytest_plugin import KNOWN, SEED, profile_of
 from eqcheck.result.findings import Audit, Options
 
@@ -41,6 +38,11 @@ def sampled(decoder: Decoder, pytestconfig: pytest.Config) -> Audit:
 
 
 def _audited(decoder: Decoder, options: Options) -> Audit:
+    # Half a second of imports, which a decoder that does not sample has no use for.
+    from eqcheck.campaign.loop import Campaign
+    from eqcheck.lanes.sampling.lane import SampledLane
+    from eqcheck.lanes.sampling.transparent import TransparentTarget
+
     campaign = Campaign(SampledLane(decoder, options, TransparentTarget), lambda event: None)
     campaign.run()
     return campaign.result
@@ -59,7 +61,7 @@ def of_law(kind: str) -> bool:
 def test_sampled_law(
     decoder: Decoder, sampled: Audit, failing: dict[str, str], record_property: Callable[[str, str], None]
 ) -> None:
-    """Every sampled token is drawn from the target's law."""
+    """Sampled tokens follow the target's distribution."""
     _tell(decoder, sampled, record_property, of_law, failing, "test_sampled_law")
     assert sampled.evidence is not None
     if not sampled.evidence.tokens:
@@ -74,7 +76,7 @@ def test_rows_are_independent(decoder: Decoder, sampled: Audit, record_property:
 def test_mates_leave_the_law(
     decoder: Decoder, sampled: Audit, failing: dict[str, str], record_property: Callable[[str, str], None]
 ) -> None:
-    """Batch mates do not change a row's law: what is wrong beside others is wrong for a row alone."""
+    """Other rows of the batch do not change a row's distribution."""
     if not any(of_law(finding.explanation.kind) for finding in sampled.violations):
         return
     single = Options(cases=None, budget=3 * SECONDS, seed=SEED, bounds=Bounds(rows=1))  # fewer tokens a case

@@ -16,6 +16,7 @@ from pathlib import Path
 from signal import SIGABRT, SIGKILL
 
 import pytest
+from committed import committed
 
 from eqcheck.campaign.loop import audit
 from eqcheck.checkpoints.models import checkpoint
@@ -32,7 +33,8 @@ from eqcheck.workers.interpreter import environment
 ROOT = Path(__file__).parents[2]
 ENGINES = ("openvino_genai", "vllm", "mlx_vlm", "llama_cpp")
 SAMPLING = ("openvino_genai", "vllm")
-SCRIPTS = sorted(path for report in (ROOT / "reports").glob("*/report.json") for path in report.parent.glob("[!_]*.py"))
+REPORTED = [path.parent.name for path in committed("reports/*/report.json")]
+SCRIPTS = [path for name in REPORTED for path in committed(f"reports/{name}/[!_]*.py")]
 PAIR, GGUF = ("target", "draft"), ("target.gguf", "draft.gguf")
 EXPORT = """import runpy, sys, pathlib
 export = runpy.run_path(sys.argv[1])["export"]
@@ -48,7 +50,7 @@ BY_HAND = [
     *(("onnxruntime_genai", f"onnxruntime_genai_{name}", PAIR) for name in ("append", "pad", "top_p")),
     ("llama_cpp", "llama_cpp_logprobs", GGUF),
     ("llama_cpp", "llama_cpp_batch", GGUF),
-    *(("", path.stem, ()) for path in sorted((ROOT / "reports" / "by_hand").glob("transformers_*.py"))),
+    *(("", path.stem, ()) for path in committed("reports/by_hand/transformers_*.py")),
 ]
 
 

@@ -1,11 +1,12 @@
-"""The golden net: what about 300 decoded cases and the commands give, stored as text and compared byte by byte.
+"""The golden net: what some 400 decoded cases and the commands give, stored as text and compared byte by byte.
 
     make golden          compares, and prints what differs; exit code 1
     make golden-write    stores what is given now; say in CHANGES.md why that is truer
 
 ``cases/`` holds what is decoded, ``net/`` what came of it, a file for each group. The cases were chosen once, greedily,
 so that each adds the most kinds, builds, families, padding sides, cache states and sentences of explanations. Left out
-is what draws random numbers for greedy rows: there nothing seeds them, and no two audits agree.
+is what draws random numbers for greedy rows: there nothing seeds them, and no two audits agree. The net is the same on
+every processor: numbers have a few digits, and evidence that is small is no number (`alike`, `golden.access.Shown`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -26,6 +28,8 @@ HEAD = "=== "  # begins the line that names an entry
 WIDTH = 110
 MOST, KEPT = 48, 32  # parts of a list that stand there; where there are more, the first ones and a digest of all
 SHOWN = 400  # lines of differences
+FEW = 1e3  # evidence below this says little, and differs by a percent from processor to processor
+DIGITS = 6  # of other numbers: sums of floats end in other digits where a processor adds in another order
 
 # What depends on the day, the place, the speed of the machine and what is installed, and so says nothing of eqcheck.
 _PACKAGES = "eqcheck|python|torch|transformers|hypothesis"
@@ -57,6 +61,33 @@ def plain(text: str, work: Path | None = None) -> str:
         text = re.sub(pattern, instead, text)
     text = text.replace("\x1b", "\\x1b")  # to be seen
     return "\n".join(line.rstrip() for line in text.split("\n")).rstrip("\n") + "\n"
+
+
+def settled(evidence: float) -> float:
+    """Evidence as it is on every processor: 1 where it is small, two digits of it where it is not.
+
+    >>> settled(0.440146), settled(6.127), settled(5.168390810248653e+20)
+    (1.0, 1.0, 5.2e+20)
+    """
+    return float(f"{evidence:.2g}") if evidence >= FEW else 1.0
+
+
+def alike(data: Any) -> Any:
+    """Data as it is on every processor: numbers of a few digits, and `settled` evidence in the report of a sampler.
+
+    >>> alike({"luck": 0.1 + 0.2, "rows": (3, 1.25)})
+    {'luck': 0.3, 'rows': [3, 1.25]}
+    >>> alike({"evidence": 70265.49318446542, "greatest": 3.1, "course": [[4, -0.027], [8, 4.8462]]})
+    {'evidence': 70000.0, 'greatest': 1.0, 'course': [[4, 0.0], [8, 4.8]]}
+    """
+    if isinstance(data, dict):
+        if "greatest" in data and "course" in data:
+            course = [[tokens, round(log, 1) if log >= math.log10(FEW) else 0.0] for tokens, log in data["course"]]
+            data = {**data, "course": course, **{name: settled(data[name]) for name in ("evidence", "greatest")}}
+        return {name: alike(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [alike(value) for value in data]
+    return float(f"{data:.{DIGITS}g}") if isinstance(data, float) else data
 
 
 def as_json(data: Any, indent: str = "") -> str:

@@ -28,13 +28,18 @@ from eqcheck.catalogue.samplers.engine import sampler
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.kinds import FINGERPRINTS
+from eqcheck.lanes.sampling import conclusions
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.report import load
 from eqcheck.report.markdown import to_markdown
+from eqcheck.result.findings import LawEvidence
+from eqcheck.sampling.wealth import Wealth
 from eqcheck.store.casefile import read_case
+from golden import settled
 
 __all__ = ["FINGERPRINTS", "ready", "report_as_markdown", "run", "told"]
 SPEC = "golden.access"
+_SUPREMUM: Any = vars(Wealth)["supremum"]  # before `ready` replaces it
 
 
 def _decoders() -> dict[str, Decoder]:
@@ -56,13 +61,32 @@ def _decoders() -> dict[str, Decoder]:
 globals().update(_decoders())
 
 
+class Shown(float):
+    """Evidence that is exact where it decides, and is printed as it is on every processor (`golden.settled`)."""
+
+    def __format__(self, spec: str) -> str:
+        return format(settled(float(self)), spec)
+
+
+def _shown(wealth: Wealth) -> Shown:
+    return Shown(_SUPREMUM.fget(wealth))
+
+
+def _evidence(greatest: float, **facts: Any) -> LawEvidence:
+    """What a report says of evidence, with an ordinary number in it, which JSON can hold."""
+    return LawEvidence(greatest=settled(float(greatest)), **facts)
+
+
 def ready() -> None:
     """Compute on one thread, let no time pass where an audit asks for it, and fork workers that know the catalogue."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(Wealth, "supremum", property(_shown))
+    patch.setattr(conclusions, "LawEvidence", _evidence)
     torch.set_num_threads(1)
     multiprocessing.set_forkserver_preload(["eqcheck.workers.server", SPEC, try_case.__module__])
     forkserver.ensure_running()
     # Long after its beginning: the first word on causes is printed at once, as by a clock that has run for a while.
-    Clock(1e6).put(pytest.MonkeyPatch(), dict.fromkeys([*TRANSPARENT, *CHECKPOINT, "report.progress"]))
+    Clock(1e6).put(patch, dict.fromkeys([*TRANSPARENT, *CHECKPOINT, "report.progress"]))
 
 
 def run(*words: str) -> int:

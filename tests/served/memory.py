@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eqcheck.contract.cache_names import cache_argument, cache_of
 from eqcheck.contract.decoders import RowOptions
 
 Forward = Callable[..., Any]
 FULL, WINDOW, STATE = "full", "window", "state"
-_STATEFUL = {"linear_attn": "cache_params", "mamba": "cache_params", "conv": "past_key_values"}
+_STATEFUL = ("linear_attn", "mamba", "conv")
 
 
 @dataclass(frozen=True)
@@ -188,28 +189,28 @@ def wrap(model: Any) -> None:
     for number, layer in enumerate(model.model.layers):
         if getattr(layer, "self_attn", None) is not None:
             layer.self_attn.forward = _attention(layer.self_attn.forward, number)
-        for name, cache in _STATEFUL.items():
+        for name in _STATEFUL:
             if getattr(layer, name, None) is not None:
                 module = getattr(layer, name)
-                module.forward = _stateful(module.forward, number, cache)
+                module.forward = _stateful(module.forward, number)
 
 
 def _attention(forward: Forward, number: int) -> Forward:
     def attend(*given: Any, **more: Any) -> Any:
-        if isinstance(memory := more.get("past_key_values"), Memory):
+        if isinstance(memory := cache_of(more), Memory):
             more["attention_mask"] = memory.mask(number)
         return forward(*given, **more)
 
     return attend
 
 
-def _stateful(forward: Forward, number: int, cache: str) -> Forward:
+def _stateful(forward: Forward, number: int) -> Forward:
     def run(state: State, hidden: Tensor) -> tuple[Tensor, State]:
         row = RowCache(state)
-        return forward(hidden_states=hidden, **{cache: row}), row.state
+        return forward(hidden_states=hidden, **cache_argument(forward, row)), row.state
 
     def recur(*given: Any, **more: Any) -> Any:
-        memory = more.get(cache)
+        memory = cache_of(more)
         if not isinstance(memory, Memory):
             return forward(*given, **more)
         return memory.recur(number, run, given[0] if given else more["hidden_states"])

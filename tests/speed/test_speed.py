@@ -42,11 +42,13 @@ def test_draw_and_case(benchmark: Any) -> None:
     _measure(benchmark, lambda: [try_case(EQSPEC, case, None) for case in Source(0, CLAIMED, PADDING_SIDES).chunk(0)])
 
 
+@pytest.mark.long
 def test_case(benchmark: Any, drawn: list[Case]) -> None:
     """Truth, decode, trace, verdict and coverage of drawn cases."""
     _measure(benchmark, lambda: [try_case(EQSPEC, case, None) for case in drawn])
 
 
+@pytest.mark.rest
 def test_decode_alone(benchmark: Any, drawn: list[Case]) -> None:
     """The decoder's own time: no trace, no verdict, truth known beforehand."""
     truths = [truth_of(case) for case in drawn]

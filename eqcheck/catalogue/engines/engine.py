@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from eqcheck.contract.cache_names import cache_argument
 from eqcheck.contract.decoders import Request
 
 KeysValues = tuple[torch.Tensor, torch.Tensor]
@@ -208,7 +209,7 @@ def logits_of(
     """The logits ``[batch, block, vocab]`` of a call that writes to a cache; without a mask all is seen."""
     masked = {} if mask is None else {"attention_mask": mask}
     logits: torch.Tensor = model(
-        input_ids=ids, **masked, position_ids=positions, past_key_values=cache, use_cache=True
+        input_ids=ids, **masked, position_ids=positions, use_cache=True, **cache_argument(model, cache)
     ).logits
     return logits
 

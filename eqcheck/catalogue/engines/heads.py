@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 from eqcheck.catalogue.engines.batch import Batched, HoleyCache, RealignedCache
 from eqcheck.catalogue.engines.engine import Rows
+from eqcheck.contract.cache_names import cache_argument
 
 
 class StateModel:
@@ -130,7 +131,8 @@ class AcceptedHead(Headed):
 
     def attended(self, i: int, states: torch.Tensor) -> torch.Tensor:
         """The head's own state ``[1, size]`` of a row, behind the states that are new to it."""
-        given: torch.Tensor = self.head.accepted(hidden_states=states[None], past_key_values=self.caches[i])[0]
+        accepted = self.head.accepted
+        given: torch.Tensor = accepted(hidden_states=states[None], **cache_argument(accepted, self.caches[i]))[0]
         return given[:, -1]
 
     def newest_token(self, i: int) -> int:
@@ -150,9 +152,8 @@ class PairsHead(Headed):
     def drafted(self, i: int, count: int) -> list[int]:
         states, tokens, drafts = self.states.pop(i)[None], self.behind.pop(i), list[int]()
         for _ in range(count):
-            output = self.head.pairs(
-                input_ids=torch.tensor([tokens]), hidden_states=states, past_key_values=self.caches[i]
-            )
+            cache = cache_argument(self.head.pairs, self.caches[i])
+            output = self.head.pairs(input_ids=torch.tensor([tokens]), hidden_states=states, **cache)
             drafts.append(int(output.logits[0, -1].argmax()))
             states, tokens = self.goes_on_from(output.hidden_states[-1][:, -1:], states[:, -1:]), drafts[-1:]
         self.roll_back(i, count - 1)

@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicLayer
 
 from eqcheck.catalogue.engines.engine import KeysValues, additive, logits_of, own_copy, pieces
 from eqcheck.catalogue.engines.rows import PerRow, Restored
+from eqcheck.contract.cache_names import cache_argument
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
@@ -69,8 +70,8 @@ class Windowed(PerRow):
             input_ids=torch.tensor([block]),
             attention_mask=masks,
             position_ids=queries.T,
-            past_key_values=cache,
             use_cache=True,
+            **cache_argument(self.target, cache),
         ).logits
         return logits[0]
 

@@ -20,6 +20,7 @@ from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.catalogue.faults.bookkeeping import OtherAnswers
 from eqcheck.catalogue.faults.fault import FED, FOUR_D, HANDED, NO_TOKENS, OUTPUT_RIGHT, amount, fault, planted, step
 from eqcheck.catalogue.faults.masks import PerQuery
+from eqcheck.contract.cache_names import cache_argument
 
 RING, DROPPED = amount("ring", 20, 16, 24), amount("prefix dropped", 4, 2, 5)
 
@@ -252,7 +253,7 @@ class DraftInTargetCache(PerRow):
                 start = self.lengths[i] if not drafts[-1] else len(self.rows[i]) + len(drafts[-1]) - 1
                 block = (self.rows[i] + drafts[-1])[start:]
                 at = torch.arange(start, start + len(block))[None]
-                asked = {"position_ids": at, "past_key_values": self.caches[i], "use_cache": True}
+                asked = {"position_ids": at, "use_cache": True, **cache_argument(self.draft, self.caches[i])}
                 drafts[-1].append(int(self.draft(input_ids=torch.tensor([block]), **asked).logits[0, -1].argmax()))
         return drafts
 

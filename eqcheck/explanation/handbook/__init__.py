@@ -1,4 +1,4 @@
-"""Read the handbook: for each kind of fault, what happens, its usual causes, how to tell it, and how to fix it.
+"""Read the handbook: for each kind of fault what happens, its usual causes, how to tell it, and how to fix it.
 
     >>> chapter = about("mask/window")
     >>> print(chapter.causes[0].urls[0])
@@ -6,8 +6,8 @@
 
 Each kind has one Markdown file, named after its fingerprint; it is read on request. The front matter is TOML between
 lines of ``+++``: the ``kind``, and ``reports``, the links of each cause by its number (``owner/repository#number`` or
-addresses). The body has four sections: What happens (a paragraph, and optionally a sample in a fence), Usual causes (a
-numbered list), How to tell and How to fix it (a paragraph each).
+addresses). The body has four sections: `What happens` (a paragraph, and optionally a sample in a fence), Usual causes
+(a numbered list), How to tell and How to fix it (a paragraph each).
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ class EngineCases:
         return reaches(self.capabilities, self.requires, self.bounds)
 
     def _has(self, rng: random.Random, capability: str, share: float, turns: Collection[str] = ()) -> bool:
-        """Whether a case has what a capability allows: by chance, and always where it is its turn."""
+        """Return whether a case has what a capability allows: by chance, and always where it is its turn."""
         return (rng.random() < share or capability in turns) and capability in self.capabilities
 
     @cached_property

@@ -36,6 +36,7 @@ from eqcheck.explanation.statements import needs_words, plain_words, reason, sen
 from eqcheck.lanes.checkpoint import exhibit
 from eqcheck.result.findings import Finding
 from eqcheck.truth import law
+from eqcheck.workers.worker import child_environment
 
 _RUN_S = 300.0
 
@@ -130,6 +131,7 @@ def run(python: str, files: dict[str, str], words: Sequence[Path] = ()) -> dict[
             stderr=subprocess.DEVNULL,
             text=True,
             cwd=folder,
+            env=child_environment(),
             start_new_session=True,  # an interrupt is the audit's, not the script's
         )
         try:

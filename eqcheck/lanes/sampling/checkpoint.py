@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -159,13 +158,13 @@ class CheckpointTarget(SampledTarget):
             assert shown.explanation is not None
             explanation = self._weighed(shown.explanation)
             *clauses, last = explanation.said
-            clauses += [
-                f"{last}. For this the request above was drawn again and again",
-                f"in the whole audit it is {power(audit.supremum)} after {audit.tokens:,} tokens{_where(lane)}",
-            ]
+            clauses.append(f"{last} (this request alone, sampled again and again)")
+            clauses.append(f"in the whole audit it is {power(audit.supremum)} after {audit.tokens:,} tokens")
             if impossible:
                 cases = many(sum(one.count for one in impossible), "case")
-                clauses.append(f"in {cases} a token was returned that has probability 0 under its request's options")
+                named = 1 if "likelier" in explanation.facts else 0  # the cause comes first
+                certain = f"in {cases} a token was returned that has probability 0 under its request's options"
+                clauses.insert(named, certain)
             explanation = explanation.saying(*clauses)
         return replace(
             finding,
@@ -229,13 +228,6 @@ def _wrong_greedily(outcomes: Sequence[Any], decode: Callable[[Any], Outcome]) -
     """The first of some requests that is wrong with greedy rows, too."""
     tried = (decode(outcome.case.greedy()) for outcome in outcomes[:CONTROLS])
     return next((outcome for outcome in tried if outcome.failed), None)
-
-
-def _where(lane: SampledLane) -> str:
-    """The evidence by regime, at the end."""
-    logs = lane.gathered.wealth.by_regime()
-    said = [f"{name} 10^{round(log / math.log(10))}" for name, log in logs.items()]
-    return f" (by regime: {', '.join(said)})" if len(said) > 1 else ""
 
 
 def _judged(judge: Judge, dtype: str, case: Any, answer: Mapping[str, Any]) -> Outcome:

@@ -90,8 +90,8 @@ def explained(outcome: Outcome, wealth: Wealth, cause: Named | None, impossible:
     clauses += [first.detail] if first else []
     if crossed:
         clauses.append(
-            f"after {wealth.tokens:,} tokens the evidence against the target's distribution is "
-            f"{power(wealth.supremum)} (10^6 is the limit; a correct decoder reaches it once in a million audits)"
+            f"after {wealth.tokens:,} tokens the evidence (e-value) against the target's distribution is "
+            f"{power(wealth.supremum)}; a correct decoder reaches 10^6 in one audit of a million"
         )
     if not cause and crossed:
         clauses += _hints(wealth)
@@ -106,7 +106,7 @@ def _hints(wealth: Wealth) -> list[str]:
     """Hints at a wrong law that has no name: the best bet, and the only kind of case that shows it."""
     best = wealth.best()[0][0]
     # A bet that earns from whatever is wrong is no hint.
-    hints = [] if best.kind == "stray-law" else [f"the best of the bets is that tokens are {best.expects}"]
+    hints = [] if best.kind == "stray-law" else [f"a hint, but no proof: tokens are {best.expects}"]
     (most, name), *others = sorted(((log, name) for name, log in wealth.by_regime().items()), reverse=True)
     if (
         others

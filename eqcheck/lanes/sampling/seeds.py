@@ -106,4 +106,4 @@ def _broken(case: Any, row: int, level: str, what: str, first: tuple[int, ...], 
         tied=True,
     )
     emits = f"request {row} has seed {seed}, but with {what} it returns other tokens from new token {index} on"
-    return read.saying(emits, f"the decoder promises seeds={case.promise!r}")
+    return read.saying(emits, f"the adapter declares seeds={case.promise!r}")

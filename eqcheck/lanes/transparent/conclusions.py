@@ -151,8 +151,8 @@ def _with_others(result: Audit, finding: Finding) -> list[str]:
     ):
         if all(of_failing & facts.keys() for facts in failing) and not any(of_right & seen for seen in right):
             return [
-                f"in all {len(failing)} failing cases another row {does} in the round in which the row ends; "
-                f"no row of the {len(right)} right cases {does} before the last round of another row"
+                f"fails whenever another row {does} in the same round (all {len(failing)} failing cases); in the "
+                f"{len(right)} correct cases no row {does} before the last round of the others"
             ]
     return []
 

@@ -187,9 +187,21 @@ def _by_turns(cases: Sequence[Case]) -> list[Case]:
 
 
 def merged(sources: Sequence[Source], count: int) -> list[Case]:
-    """The first ``count`` cases of several sources: the first chunk of each in turn, then the second of each."""
-    chunks = (source.chunk(index) for index in itertools.count() for source in sources)
-    return list(itertools.islice(itertools.chain.from_iterable(chunks), count))
+    """Draw the first ``count`` cases of several sources: the first chunk of each in turn, then the second of each.
+
+    >>> merged([Source(seed=1, families=("rotary",), padding_sides=("left",))], None)
+    Traceback (most recent call last):
+    eqcheck.contract.errors.UsageError: count: expected a number of cases of at least 1, got None
+    """
+    if not isinstance(count, int) or count < 1:  # with None the cases would never end
+        raise UsageError(f"count: expected a number of cases of at least 1, got {count}")
+    cases = list[Case]()
+    for index in itertools.count():
+        for source in sources:
+            cases += source.chunk(index, min(CHUNK, count - len(cases)))  # to draw a case costs a third of decoding it
+            if len(cases) == count:
+                return cases
+    raise AssertionError("unreachable")
 
 
 @dataclass(frozen=True)
