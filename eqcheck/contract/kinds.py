@@ -215,7 +215,7 @@ FINGERPRINTS = tuple(kind.fingerprint for kind in _RECORDS)
 
 # The wrong input of a draft head, in words, by the name of its kind.
 HEAD_LOSSES = {
-    "torn": "its input is no hidden state of the target: zeros, changed numbers or a mix",
+    "torn": "its input is no hidden state: zeros, changed numbers or a mix",
     "wrong-layer": "its input comes from another layer than the last",
     "own": "its input is its own hidden state where the target's is due",
     "wrong-row": "its input is another row's hidden state",
