@@ -333,7 +333,7 @@ def test_a_case_that_is_wrong_behind_earlier_ones_is_shown_together_with_them(
     (finding,) = found.violations
     assert finding.count == sum(outcome.failed for outcome in found.outcomes) > 1
     assert (finding.seen, finding.fingerprint) == (("wrong token",), "state/leaks-from-earlier-request")
-    assert re.match(r"with other prompt ids in rows? .+; it arrived \d+ steps? after", finding.explanation.detail)
+    assert re.match(r"with another prompt in rows? .+; it arrived \d+ steps? after", finding.explanation.detail)
     wrong = finding.case.rows[finding.explanation.row]
     gone = [
         row for row in finding.case.rows if row.options.arrival + row.options.max_new_tokens < wrong.options.arrival
@@ -352,7 +352,7 @@ def test_rows_of_earlier_cases_end_before_those_of_a_later_one_arrive() -> None:
 @pytest.mark.parametrize(
     ("arrival", "emitted", "said"),
     [
-        (20, (9,), "with other prompt ids in row 0 this row emits other tokens; it arrived 16 steps after their"),
+        (20, (9,), "with another prompt in row 0 this row returns other tokens; it arrived 16 steps after their"),
         (20, (8,), ""),
         (5, (9,), ""),
     ],

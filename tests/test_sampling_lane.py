@@ -135,7 +135,8 @@ def test_cases_are_counted_up_to_those_asked_for_and_tokens_are_told_because_the
     lane = SampledLane(registered("right", Sampler), Options(cases=2), TransparentTarget)
     Campaign(lane, lambda event: told.append(event) if isinstance(event, CaseDone) else None).run()
     assert [(event.done, event.total) for event in told] == [(1, 2), (2, 2)]
-    assert told[0].tokens < told[1].tokens <= lane.gathered.wealth.tokens  # the last case is counted when the next begins
+    # A case is counted when the next one begins.
+    assert told[0].tokens < told[1].tokens <= lane.gathered.wealth.tokens
 
 
 FAULTS: dict[str, tuple[str, dict[str, Any]]] = {

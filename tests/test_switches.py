@@ -21,7 +21,7 @@ from eqcheck.lanes.checkpoint.reduction import needs, without
 from eqcheck.lanes.sampling.drawing import SampledEngineCases
 from eqcheck.result.findings import Options
 
-BESIDE = "with guidance the engine returns other states with the row than it does without drafts"
+BESIDE = "with guidance the states returned with the row differ from those without speculation"
 CASE = EngineCase((EngineRow((1, 2), RowOptions(3)),), 2, checkpoint="full", switch="guidance")
 
 
@@ -39,8 +39,8 @@ def test_a_row_with_a_switch_is_right_if_the_engine_says_the_same_without_drafts
 @pytest.mark.parametrize(
     ("tokens", "states", "said"),
     [
-        ([5, 9, 7], [[2, 1.0]], "with guidance the engine emits other tokens here than it does without drafts"),
-        ([5, 6], [[2, 1.0]], "with guidance the engine emits other tokens here than it does without drafts"),
+        ([5, 9, 7], [[2, 1.0]], "with guidance the engine returns other tokens here than without speculation"),
+        ([5, 6], [[2, 1.0]], "with guidance the engine returns other tokens here than without speculation"),
         (
             [5, 6, 7],
             [[2, 1.1]],

@@ -96,7 +96,7 @@ def test_every_number_says_what_it_counts() -> None:
         assert prose, fault.fingerprint
         if (q := explanation.query) is not None:
             assert f"feeds token {q.token}" in prose, text
-            assert f"token {q.logical_position} of the row" in prose or f"token {q.logical_position} of row" in prose
+            assert f"position {q.logical_position} of the row" in prose or f"position {q.logical_position} of row" in prose
         assert not re.search(r"(?<!position )(?<!pad )\bids? \d", prose), prose
         if explanation.token_index is not None:
             assert f"^ new token {explanation.token_index}" in text, text
@@ -152,7 +152,7 @@ def test_a_right_token_of_a_wrong_context_is_not_called_wrong() -> None:
     seen = (Deviation("mask", "window", 3, 0, 1, slot=0, token_position=1),)
     text = render(given(observed=9, query=query, deviations=seen))
     assert "New token 1 is correct all the same." in text
-    assert "It is token 9 of the row and must attend to tokens 2..9, each once." in flat(text)
+    assert "It is at position 9 of the row and must attend to positions 2..9." in flat(text)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_right_token_of_a_wrong_context_is_not_called_wrong() -> None:
         (
             "wrong-row",
             {"source": "other-token", "of_row": 1, "of_position": 3},
-            "slot 4 holds token 3 of row 1 and is attended",
+            "slot 4 holds position 3 of row 1 and is attended",
         ),
         ("wrong-row", {"source": "draft model"}, "slot 4 holds an entry of the draft model and is attended"),
         ("pad-visible", {"source": "pad"}, "slot 4 holds padding and is attended"),
@@ -179,20 +179,20 @@ def test_a_right_token_of_a_wrong_context_is_not_called_wrong() -> None:
         (
             "duplicate-entry",
             {"source": "token", "of_row": 1, "of_position": 3},
-            "slot 4 holds token 3 of the row a second time and is attended",
+            "slot 4 holds position 3 of the row a second time and is attended",
         ),
         (
             "future-visible",
             {"source": "token", "of_row": 1, "of_position": 3},
-            "slot 4 holds token 3 of the row, which comes later, and is attended",
+            "slot 4 holds position 3 of the row, which comes later, and is attended",
         ),
-        ("token-hidden", {}, "slot 4 holds token 5 of the row and is masked"),
+        ("token-hidden", {}, "slot 4 holds position 5 of the row and is masked"),
         (
             "missing-entry",
             {"origin": "found in batch row 2"},
-            "token 5 of the row is not in the row's cache (found in batch row 2)",
+            "position 5 of the row is not in the row's cache (found in batch row 2)",
         ),
-        ("poisoned-entry", {}, "the entry of token 5 of the row in slot 4 was computed under an earlier fault"),
+        ("poisoned-entry", {}, "the entry of position 5 of the row in slot 4 was computed under an earlier fault"),
         ("unattributed", {"token": 12}, "slot 4 is attended and holds an entry of unknown origin (token 12)"),
     ],
 )
@@ -205,16 +205,18 @@ def test_deviations_are_clauses(kind: str, more: dict[str, Any], clause: str) ->
 def test_a_search_says_what_it_rests_on() -> None:
     found = Search("pads-seen", "pads are attended to", 3, 4, 2e-6, 390, rivals=("mask/future-visible",))
     text = flat(render(replace(given(), search=found)))
+    assert text.startswith("bookkeeping/over-accept: a rejected draft token is returned (likely) ")
     assert "Likely cause If pads are attended to, the reference model gives 3 of the 4 wrong tokens." in text
     assert "390 explanations were tried; the chance that any of them fits by accident is 1 in 500,000." in text
     assert text.endswith("Another explanation fits as well: mask/future-visible. The engine's internals were not read.")
     many = replace(found, explained=4, chance=0.0, of="cases like this one", cases=41, wrong_cases=6, rivals=())
     assert searched(many) == [
-        "if pads are attended to, the reference model gives exactly the 4 wrong tokens in 41 cases like this one "
-        "(6 fail)",
+        "if pads are attended to, the reference model gives exactly the 4 wrong tokens of 41 similar cases, of which 6 "
+        "fail",
         "the options forbid a returned token, so this is not an accident",
     ]
-    assert searched(replace(found, of="a larger case"))[0].endswith("3 of the 4 wrong tokens in a larger case")
+    larger = searched(replace(found, of="a larger case"))[0]
+    assert larger.endswith("3 of the 4 wrong tokens of a larger case that fails in the same way")
     assert searched(Search("ends-early", "the row ends after 3 tokens")) == ["the row ends after 3 tokens"]
 
 
@@ -233,7 +235,7 @@ def test_certainty_is_one_of_a_few_words() -> None:
 
 def test_positions_say_where_they_come_from() -> None:
     key = Deviation("position", "key-position", 3, 0, 1, slot=4, token_position=5, expected=7, observed=9)
-    clause = "the key of token 5 of the row in slot 4 has position id 9, but must have 7"
+    clause = "the key of position 5 of the row in slot 4 has position id 9, but must have 7"
     assert say(key) == clause
     assert say(replace(key, origin="changed in the cache")) == f"{clause} (changed in the cache)"
 
@@ -241,7 +243,7 @@ def test_positions_say_where_they_come_from() -> None:
 def test_a_shift_that_is_allowed_is_said() -> None:
     query = Query(call=3, call_row=1, column=0, token=9, logical_position=1, position=4, predicted=9)
     slots = [Slot(n, f"token {n}", 5, n + 3, n + 3, True, True, False, 1, n, "token") for n in range(2)]
-    said = "All position ids of the row are shifted by +3, which this model family allows."
+    said = "(All position ids of the row are shifted by +3; this model family allows that.)"
     assert said in flat(render(given(query=query, slots=tuple(slots))))
     slots[1] = replace(slots[1], position=4, expected_position=1)
     assert "shifted" not in render(given(query=query, slots=tuple(slots)))
@@ -271,20 +273,20 @@ def test_a_slot_that_was_never_written_holds_no_token() -> None:
 def test_slots_say_what_they_hold_and_what_is_wrong() -> None:
     slots = (
         Slot(0, "pad", 7, 0, None, False, False, kind="pad"),
-        Slot(1, "token 0", 3, 0, 0, True, True, False, 1, 0, "token"),
+        Slot(1, "position 0", 3, 0, 0, True, True, False, 1, 0, "token"),
         Slot(2, "rejected draft", 9, 1, None, True, False, False, 1, 1, "draft"),
-        Slot(3, "token 1", 9, 2, 1, True, True, False, 1, 1, "token"),
-        Slot(None, "token 2", 8, None, 2, False, True, False, 1, 2, "token"),
+        Slot(3, "position 1", 9, 2, 1, True, True, False, 1, 1, "token"),
+        Slot(None, "position 2", 8, None, 2, False, True, False, 1, 2, "token"),
     )
     assert slot_lines(given(slots=slots)) == [
         ["", 0, "pad", 7, "0", "no"],
-        ["", 1, "token 0", 3, "0", "yes"],
+        ["", 1, "position 0", 3, "0", "yes"],
         [">", 2, "rejected draft", 9, "1", "yes, must be no"],
-        [">", 3, "token 1", 9, "2, must be 1", "yes"],
-        [">", "none", "token 2", 8, "-", "no, must be yes"],
+        [">", 3, "position 1", 9, "2, must be 1", "yes"],
+        [">", "none", "position 2", 8, "-", "no, must be yes"],
     ]
     alike = tuple(Slot(n, f"token {n}", 5 + n, n, n, True, True, False, 1, n, "token") for n in range(6))
-    assert slot_lines(given(slots=alike)) == [["", "0..5", "tokens 0..5", "5 .. 10", "0..5", "yes"]]
+    assert slot_lines(given(slots=alike)) == [["", "0..5", "positions 0..5", "5 .. 10", "0..5", "yes"]]
 
 
 def test_masked_drafts_that_still_count_are_said_only_where_nothing_else_fits() -> None:
