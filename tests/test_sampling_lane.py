@@ -183,7 +183,7 @@ def test_requests_that_begin_with_the_same_random_numbers_share_them() -> None:
             torch.manual_seed(0)
             return super().__call__(target, draft, request)
 
-    (finding,) = audited(registered("reset", Reset), 30).violations
+    (finding,) = audited(registered("reset", Reset), 40).violations  # one case in 16 is drawn again
     assert finding.fingerprint == "sampling/shared-noise:requests"
     assert "the same request with fresh random numbers returns the same" in finding.explanation.detail
 
@@ -388,7 +388,7 @@ def test_a_law_without_a_name_has_hints_that_say_something() -> None:
     explanation = explained(outcome, wealth, None).explanation
     assert explanation is not None
     assert "vocabulary" not in explanation.detail
-    assert "it shows only where the draft is close to the target, K = 1" in explanation.detail
+    assert "it shows only in cases where the draft is close to the target, K = 1" in explanation.detail
 
 
 @pytest.mark.long
@@ -427,7 +427,7 @@ def test_a_forgotten_option_shows_in_a_row_of_one_token_without_statistics() -> 
     assert (len(case.rows), read.row) == (1, 0)
     assert case.max_new_tokens == 1
     assert read.expected not in (None, read.observed)
-    assert "leave id" in read.detail
+    assert f"(temperature 1, top-k 1) allow only token {read.expected} as new token 0" in read.detail
     assert try_case(registered("again", draft_law=cold, target_law=cold), case, None).failed
 
 
