@@ -480,12 +480,13 @@ def _is_query(slot: Slot, e: Explanation) -> bool:
 
 
 def _is_draft(slot: Slot, e: Explanation) -> bool:
-    """Return whether a slot holds a draft token that the call at fault verifies: after the query, and masked."""
+    """Return whether a slot holds a draft token that the call at fault verifies: it comes after the query's own slot."""
     q, given = e.query, e.given
-    if q is None or given is None or slot.of_position is None or slot.kind not in ("token", "draft"):
+    if q is None or given is None or slot.index is None or slot.of_position is None:
         return False
-    new = slot.of_position >= len(given.prompt) and slot.of_position > q.logical_position
-    return new and slot.index is not None and not slot.expected_visible
+    own = max((s.index for s in e.slots if s.index is not None and _is_query(s, e)), default=None)
+    new = slot.kind in ("token", "draft") and slot.of_position >= len(given.prompt) and not slot.expected_visible
+    return new and slot.of_position > q.logical_position and own is not None and slot.index > own
 
 
 def _attended(slot: Slot) -> str:
