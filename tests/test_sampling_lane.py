@@ -442,7 +442,7 @@ def test_a_greedy_row_that_is_drawn_is_said_to_be(beside: bool) -> None:
 
     (finding,) = audited(registered("drawn", Drawn), 12).violations
     assert finding.fingerprint == "sampling/greedy-drawn"
-    assert ("beside a sampled row" if beside else "alone") in finding.explanation.detail
+    assert ("next to a sampled row" if beside else "alone") in finding.explanation.detail
 
 
 @pytest.mark.rest
@@ -488,7 +488,7 @@ def test_a_bad_field_is_one_clear_error(field: str, value: Any) -> None:
 
 @pytest.mark.long
 def test_an_audit_has_both_lanes_in_one_report(tmp_path: Any) -> None:
-    result = audit(registered("right"), Options(cases=15))
+    result = audit(registered("right"), Options(cases=30))  # of both lanes together
     report = report_of(result, tmp_path)
     assert report.sampling is not None
     assert report.sampling.verdict == "equivalent"
