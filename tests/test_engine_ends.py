@@ -248,7 +248,8 @@ def test_log_probabilities_are_told_with_a_rows_option_or_without() -> None:
 
     assert said(law.own) == said(law.asked) == ""
     mixed = [*law.asked[:1], *law.own[1:]]
-    assert said(mixed).startswith("of new token 0 the log-probability with the row's option is told, of new token")
+    begin = "the log-probability of new token 0 is computed with the row's option, that of new token"
+    assert said(mixed).startswith(begin)
     assert said([one - 9.0 for one in mixed]) == ""
     several = replace(case, rows=(row_with(row, presence_penalty=0.5),))
     assert judge.logprobs(several, 0, output) is None

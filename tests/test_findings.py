@@ -85,7 +85,7 @@ def test_a_violation_beyond_the_claim_is_a_discovery(tmp_path: Path) -> None:
     assert f"ok {40 - count}" in text
     assert f"[violation {count}/{count}]" in text
     assert "DISCOVERY" in text
-    assert "Discovery: " in (tmp_path / "mine" / "report.md").read_text()
+    assert "## DISCOVERY " in (tmp_path / "mine" / "report.md").read_text()
 
 
 def test_a_claimed_violation_is_minimised_within_the_claim() -> None:
@@ -146,7 +146,7 @@ def test_cache_states_not_taken_are_shown(tmp_path: Path) -> None:
     assert list(data["cache_states"]) == list(CACHE_STATES)
     assert sum(count for count in data["cache_states"].values() if isinstance(count, int)) == 40
     assert data["cache_states"]["wrapped"] == "not applicable"
-    line = "cache states not taken: chunked, prefix, preallocated, late-rows"
+    line = "not tested, since cache_states= does not claim them: chunked, prefix, preallocated, late-rows"
     assert line in shown(data)
     assert line in (tmp_path / "report.md").read_text()
     assert [data["cache_states"][name] for name in ("chunked", "prefix")] == ["not taken"] * 2

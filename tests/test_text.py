@@ -96,7 +96,7 @@ def test_every_number_says_what_it_counts() -> None:
         assert prose, fault.fingerprint
         if (q := explanation.query) is not None:
             assert f"feeds token {q.token}" in prose, text
-            assert f"position {q.logical_position} of the row" in prose or f"position {q.logical_position} of row" in prose
+            assert re.search(rf"position {q.logical_position} of (the )?row\b", prose), prose
         assert not re.search(r"(?<!position )(?<!pad )\bids? \d", prose), prose
         if explanation.token_index is not None:
             assert f"^ new token {explanation.token_index}" in text, text

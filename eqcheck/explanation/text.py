@@ -480,7 +480,7 @@ def _is_query(slot: Slot, e: Explanation) -> bool:
 
 
 def _is_draft(slot: Slot, e: Explanation) -> bool:
-    """Return whether a slot holds a draft token that the call at fault verifies: it comes after the query's own slot."""
+    """Return whether a slot holds a draft token that the call at fault verifies: one after the query's own slot."""
     q, given = e.query, e.given
     if q is None or given is None or slot.index is None or slot.of_position is None:
         return False
