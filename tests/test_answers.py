@@ -109,6 +109,6 @@ def test_sampled_answers_are_drawn_apart() -> None:
 @pytest.mark.parametrize("change", [None, as_first])
 @pytest.mark.rest
 def test_sampled_answers_that_are_the_same_are_a_violation(change: Answers | None) -> None:
-    _, result = audited(sampled(change), 24)
+    _, result = audited(sampled(change), 48)
     assert [finding.fingerprint for finding in result.violations] == ["sampling/shared-noise"] * bool(change)
     assert result.coverage["answers"] > 3
