@@ -195,7 +195,7 @@ def test_the_command_lists_and_writes(tmp_path: Path, capsys: pytest.CaptureFixt
         (["full", "held"], "held: expected a new or empty folder, or one with a checkpoint; the folder holds notes"),
         (["full", "held/notes"], "notes: expected a new or empty folder, .* it is a file"),
         (["full", "new", "--draft", "other", "--agreement", "1.5"], "agreement: expected a share from 0 to 1, got 1.5"),
-        (["full", "new", "--agreement", "0.5"], "--agreement: it is the draft's"),
+        (["full", "new", "--agreement", "0.5"], "--agreement: expected together with --draft FOLDER, got it alone"),
     ],
 )
 def test_the_command_says_what_is_wrong(

@@ -158,9 +158,13 @@ def test_what_else_is_wrong_is_read_in_a_cache_that_rounds(shift: int) -> None:
     found = [one for case in cases if (one := try_case(generate, case, None, opinion=True)).status == "violation"]
     named = {str(one.explanation.repair): one.fingerprint for one in found if one.explanation}
     if shift:
-        assert named == {"right position restores the output": "position/query-position"}
+        assert named == {
+            "with the correct position ids in every target call, the output is correct": "position/query-position"
+        }
     else:
-        assert named == {"right cache restores the output": "cache/torn-entry"}
+        assert named == {
+            "with the correct cache entries in every target call, the output is correct": "cache/torn-entry"
+        }
 
 
 @pytest.mark.rest
@@ -409,4 +413,4 @@ def test_a_cache_that_rounds_is_told_as_such() -> None:
 
     found = [one for one in outcomes(rounds, "rotary@llama", 6) if one.status == "violation"]
     assert {one.fingerprint for one in found} == {"cache/torn-entry"}
-    assert all("away from what was written" in str(one.explanation) for one in found)
+    assert all("entries differ from what was written" in str(one.explanation) for one in found)
