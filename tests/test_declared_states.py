@@ -66,7 +66,7 @@ def test_what_is_ignored_is_named_with_what_was_seen(fault: Any) -> None:
     said = [text for text in (told(fault.decoder(), case) for case in cases) if text]
     assert len(said) > 1
     for text in said:
-        assert text.startswith(f"options/ignored-option:{fault.cache_states[0]} - an option is not applied as asked\n")
+        assert text.startswith(f"options/ignored-option:{fault.cache_states[0]}: a requested option is not applied\n")
         assert "call " in text
 
 

@@ -124,7 +124,7 @@ def test_every_pattern_that_is_asked_for_is_seen_to_be_played(tmp_path: Path) ->
         assert found.coverage.get(name, 0) > 0, name
     assert not [warning for warning in found.warnings if "round" in warning]
     text = to_markdown(report_of(found, tmp_path))
-    assert "rounds with dictated drafts were seen to be played as asked" in text
+    assert "rounds with dictated drafts ran as dictated" in text
 
 
 OTHERS, LOST = "got other draft tokens than the dictated ones", "correct draft tokens were not accepted"

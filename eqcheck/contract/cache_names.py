@@ -91,13 +91,18 @@ _known: WeakKeyDictionary[Callable[..., Any], tuple[str, ...]] = WeakKeyDictiona
 """Parameters by function: reading a signature takes about a tenth of the time of a call of a small model."""
 
 
+def _named(forward: Any) -> tuple[str, ...]:
+    """The names of its parameters. A function that wraps a bound method copies a signature which still has ``self``."""
+    return tuple(name for name in inspect.signature(forward).parameters if name != "self")
+
+
 def _parameters(model: Any) -> tuple[str, ...]:
     """The names of the parameters of the model's ``forward``, in order."""
     forward = getattr(model, "forward", model)
     function = getattr(forward, "__func__", forward)
     try:
         if (known := _known.get(function)) is None:
-            known = _known[function] = tuple(inspect.signature(forward).parameters)
+            known = _known[function] = _named(forward)
     except TypeError:  # an object that takes no weak reference
-        return tuple(inspect.signature(forward).parameters)
+        return _named(forward)
     return known
