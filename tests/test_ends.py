@@ -133,7 +133,7 @@ def test_a_start_that_is_short_for_another_reason_names_none() -> None:
 
     found = explained(build(ShortestForAll, "uncached"), Case(PROMPTS, 4, pad_token_id=3))
     assert found.fingerprint == "bookkeeping/prompt-in-output"
-    assert found.detail == "the output begins 1 id too early, with the end of its prompt"
+    assert found.detail == "the output starts 1 token too early, with the end of the prompt"
 
 
 def test_the_oracle_tells_it_from_outputs_alone() -> None:
@@ -204,7 +204,7 @@ def test_a_block_without_room_is_said() -> None:
     for decoder in planted("T28-no-room-for-a-block"):
         found = explained(decoder, Case(PROMPTS, 5, 2, accepts=((2,), (0, 0), (1,))))
         assert found.fingerprint == "bookkeeping/premature-stop"
-        assert "short of its limit, where a block has up to K + 1 = 3" in found.detail
+        assert "while a round returns up to K + 1 = 3" in found.detail
 
 
 @pytest.mark.rest

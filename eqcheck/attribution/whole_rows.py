@@ -33,7 +33,7 @@ def prompt_returned(
 
     >>> wrong = [RowVerdict(0, expected=(7, 8), observed=(3, 1, 7, 8))]
     >>> prompt_returned([(3, 1)], wrong, limits=[2], pad=None)[1].detail
-    'the row is its prompt of 2 tokens, then what the target emits; return row[len(prompt):]'
+    'the row is its prompt of 2 tokens, then what the target returns; return row[len(prompt):]'
     """
     wrong = [row for row in rows if row.first is not None]
     ids = [pad] if pad is not None else [-1, *sorted({token for row in wrong for token in row.observed})]
