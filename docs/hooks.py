@@ -89,7 +89,7 @@ def _asked() -> dict[str, str]:
 def options() -> str:
     """Each option of a row, its capability, and what a decoder declares by that.
 
-    >>> "| `bad_words` | `bad-words` | new tokens may not contain certain tokens" in options()
+    >>> "| `bad_words` | `bad-words` | bad_words, tokens or sequences of tokens, never occur" in options()
     True
     """
     rows = [f"| `{name}` | `{capability}` | {CAPABILITIES[capability]} |" for capability, name in _asked().items()]
