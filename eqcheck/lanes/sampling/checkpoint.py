@@ -156,9 +156,10 @@ class CheckpointTarget(SampledTarget):
             case, minimised, plain = replace(request.case, crosses_after=tokens), request.minimised, request.plain
             shown = request.gathered.explained(lane.cause(lane.gathered))
             assert shown.explanation is not None
-            explanation = self._weighed(shown.explanation)
-            *clauses, last = explanation.said
-            clauses.append(f"{last} (this request alone, sampled again and again)")
+            *clauses, last = shown.explanation.said
+            alone = f"{last} (this request alone, sampled again and again)"
+            explanation = self._weighed(shown.explanation.saying(*clauses, alone))
+            clauses = list(explanation.said)
             clauses.append(f"in the whole audit it is {power(audit.supremum)} after {audit.tokens:,} tokens")
             if impossible:
                 cases = many(sum(one.count for one in impossible), "case")
