@@ -250,7 +250,7 @@ def test_a_wrong_context_without_a_wrong_token_is_a_warning() -> None:
     found.claimed_families = (EngineCase.family,)
     found.outcomes = [_judged(False, ["cache/stale-entry", "slot 1"]), _judged(False, None)]
     CheckpointLane.conclusions(found)
-    assert any("in 1 case a query was read to see something wrong" in warning for warning in found.warnings)
+    assert any("in 1 case a query had a wrong position, mask or cache entry" in warning for warning in found.warnings)
     found.outcomes, found.warnings = [_judged(False, None)] * 3, []
     CheckpointLane.conclusions(found)
-    assert not any("was read to see" in warning for warning in found.warnings)
+    assert not any("a query had a wrong position" in warning for warning in found.warnings)
