@@ -251,7 +251,7 @@ def test_a_short_time_limit_counts_only_where_the_case_was_one_that_hung(work: P
     assert eqcheck("replay", str(path), "--adapter", "slow.py") == 1
     printed = capsys.readouterr().out
     assert "no answer within 1 s" in printed
-    assert printed.endswith("The limit is the file's; usual are 60 s.\n")
+    assert printed.endswith("The limit is from the case file; the usual one is 60 s.\n")
 
 
 SLOW = """
