@@ -159,7 +159,7 @@ def test_several_adapters_get_a_report_each(work: Path, capsys: Printed) -> None
     assert [data["verdict"] for data in reports] == ["equivalent", "violation"]
     assert all(data["families"] == ["learned"] for data in reports)
     assert reports[1]["violations"][0]["case"]["family"] == "learned"
-    assert "good: report in reports/good" in capsys.readouterr().out
+    assert "good: report: reports/good/report.html" in capsys.readouterr().out
 
 
 @pytest.mark.long

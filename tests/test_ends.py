@@ -213,8 +213,8 @@ def test_what_all_failing_cases_share_and_no_right_one_has_is_said() -> None:
     (finding,) = result.violations
     assert finding.fingerprint == "bookkeeping/premature-stop"
     assert any(
-        " failing cases another row ended in the round in which the row ends; no row of the " in one
-        and one.endswith(" right cases ended before the last round of another row")
+        one.startswith("fails whenever another row ended in the same round (all ")
+        and one.endswith(" correct cases no row ended before the last round of the others")
         for one in finding.only
     )
     (other,) = audit(build(StripsEos, "uncached"), Options(cases=60, seed=3)).violations
