@@ -347,7 +347,7 @@ def test_a_stored_sequence_is_decoded_first(work: Path, leaking: tuple[Audit, Pa
     assert LEAKS in [outcome.fingerprint for outcome in second.replayed]  # what was seen first is right alone
     assert [violation.case for violation in second.violations] == [first.violations[0].case]
     assert second.violations[0].stored
-    mended = audited("counter", corpus=corpus, cases=1)
+    mended = audited("counter", corpus=corpus, cases=20)
     assert mended.verdict == "equivalent"
 
 
