@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from eqcheck.gate.rows import Row
 from eqcheck.gate.run import Gate
+from eqcheck.result.tally import gathered_by_chance
 
 Counts: TypeAlias = "Mapping[str, Mapping[str, Sequence[int]]]"
 BY_CHANCE = 0.01  # a condition is named if chance gathers wrong rows there more rarely
@@ -102,7 +102,7 @@ def telling(conditions: Counts) -> Telling | None:
         all_wrong, all_rows = (sum(count[at] for count in counts.values()) for at in (0, 1))
         one = Telling(name, values, wrong, rows, all_wrong - wrong, all_rows - rows)
         if one.other_rows:
-            candidates.append((_tail(wrong, rows, all_wrong, all_rows), one))
+            candidates.append((gathered_by_chance(wrong, rows, all_wrong, all_rows), one))
     chance, best = min(candidates, default=(1.0, None), key=lambda pair: pair[0])
     return best if chance * len(candidates) <= BY_CHANCE else None
 
@@ -110,10 +110,3 @@ def telling(conditions: Counts) -> Telling | None:
 def _choices(name: str, values: list[str]) -> list[tuple[str, ...]]:
     from_here_on = [tuple(values[at:]) for at in range(1, len(values) - 1)] if name == CONCURRENCY else []
     return [*((value,) for value in values), *from_here_on]
-
-
-def _tail(wrong: int, rows: int, all_wrong: int, all_rows: int) -> float:
-    """Return the chance that so many or more of the wrong rows are among these rows."""
-    most = min(rows, all_wrong)
-    ways = sum(math.comb(rows, n) * math.comb(all_rows - rows, all_wrong - n) for n in range(wrong, most + 1))
-    return ways / math.comb(all_rows, all_wrong)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
 
 from eqcheck.contract.decoders import FAMILIES
 from eqcheck.explanation.layout import WHOLE, table
@@ -16,7 +15,7 @@ from eqcheck.lanes.about import About, about, in_axis
 from eqcheck.report.schema import Report, ReportedViolation
 from eqcheck.result.declining import summary
 from eqcheck.result.findings import STANDINGS
-from eqcheck.result.tally import PAIRED
+from eqcheck.result.tally import PAIRED, gathered_by_chance
 
 STANDING = {"violation": "FAIL", "discovery": "DISCOVERY", "inconclusive": "INCONCLUSIVE"}
 UNCLAIMED_NOTE = "In brackets: families the decoder does not claim. A failure there is a discovery, not a violation."
@@ -240,7 +239,7 @@ class Content:
                     (sum(values[value][0] for value in side), sum(values[value][1] for value in side))
                     for side in (low, high)
                 )
-                chance = _by_chance(many_, of_high, few + many_, of_low + of_high)
+                chance = gathered_by_chance(many_, of_high, few + many_, of_low + of_high)
                 more, less = (
                     f"{in_axis(axis, *high)} ({many_} of {of_high})",
                     f"{in_axis(axis, *low)} ({few} of {of_low})",
@@ -249,7 +248,9 @@ class Content:
                     (chance, f"more often with {more} than with {less}" if few else f"with {more}, never with {less}")
                 )
         chance, words = min(sides, default=(1.0, ""))
-        return words if chance * len(sides) < _BY_CHANCE else ""
+        # The sides were chosen by their rates: each way to divide the values of an axis might have been told.
+        ways = sum(2 ** sum(of > 0 for _, of in values.values()) for values in finding.axes.values())
+        return words if chance * ways < _BY_CHANCE else ""
 
     def axes(self, finding: ReportedViolation) -> list[tuple[str, list[tuple[str, int, int]]]]:
         """Return for each axis with several values how many cases fail, of how many, by value."""
@@ -261,12 +262,6 @@ class Content:
 
 
 _BY_CHANCE = 1e-3
-
-
-def _by_chance(failed: int, of: int, all_failed: int, total: int) -> float:
-    """Return how likely at least so many of the failing cases are among these by chance (the hypergeometric tail)."""
-    ways = comb(total, of)
-    return sum(comb(all_failed, k) * comb(total - all_failed, of - k) for k in range(failed, of + 1)) / ways
 
 
 def matrix_table(reports: Sequence[Report], tablefmt: str = "simple", width: int = WHOLE) -> str:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
+from math import exp, lgamma
 from typing import Any
 
 from eqcheck.case.engine import EngineCase
@@ -177,6 +178,24 @@ class Tally:
                 for place in one.axes:
                     counts[place] += count
         return counts
+
+
+def log_comb(n: int, k: int) -> float:
+    """Return the natural logarithm of n over k, which itself has millions of digits where many shards are merged."""
+    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
+
+
+def gathered_by_chance(there: int, of: int, in_all: int, total: int) -> float:
+    """Return how likely it is that ``there`` or more of the ``in_all`` failing ones of ``total`` are among ``of`` of them.
+
+    That is the upper tail of the hypergeometric distribution.
+
+    >>> round(gathered_by_chance(39, 51, 40, 60), 4), gathered_by_chance(0, 5, 3, 9)
+    (0.0004, 1.0)
+    """
+    ways = log_comb(total, of)
+    counts = range(max(there, of + in_all - total, 0), min(of, in_all) + 1)
+    return min(1.0, sum(exp(log_comb(in_all, k) + log_comb(total - in_all, of - k) - ways) for k in counts))
 
 
 def _largest(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:

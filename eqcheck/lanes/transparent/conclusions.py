@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import exp, lgamma
+from math import exp
 
 from eqcheck.attribution.losses import all_warnings, lost, settled
 from eqcheck.contract.decoders import CACHE_STATES
@@ -16,7 +16,7 @@ from eqcheck.lanes.about import TRANSPARENT, in_axis
 from eqcheck.lanes.transparent.coverage import vacuous
 from eqcheck.result import declining
 from eqcheck.result.findings import ENOUGH_TO_CALL_STALE, Audit, Finding
-from eqcheck.result.tally import Alike
+from eqcheck.result.tally import Alike, log_comb
 
 _ENOUGH = 5  # failing cases that all show what may be chance in one
 _BY_CHANCE = 0.001
@@ -104,7 +104,7 @@ def lying(
         while spared:
             left = total - sum(spared.values())
             least = min(spared, key=spared.__getitem__)  # it is the likeliest to be spared by chance
-            chance = exp(_log_comb(left, failed) - _log_comb(left + spared[least], failed))
+            chance = exp(log_comb(left, failed) - log_comb(left + spared[least], failed))
             if chance * len(values) < _BY_CHANCE:
                 break
             del spared[least]
@@ -127,11 +127,6 @@ def lying(
 
 def _crash(count: int) -> str:
     return "crashes" if count == 1 else "crash"
-
-
-def _log_comb(n: int, k: int) -> float:
-    """The natural logarithm of n over k; itself, it has millions of digits where many shards are merged."""
-    return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
 
 
 def _with_others(result: Audit, finding: Finding) -> list[str]:
