@@ -186,7 +186,7 @@ def log_comb(n: int, k: int) -> float:
 
 
 def gathered_by_chance(there: int, of: int, in_all: int, total: int) -> float:
-    """Return how likely it is that ``there`` or more of the ``in_all`` failing ones of ``total`` are among ``of`` of them.
+    """Return how likely it is that ``there`` or more of ``in_all`` failing ones of ``total`` are among ``of`` of them.
 
     That is the upper tail of the hypergeometric distribution.
 
