@@ -177,7 +177,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         named = " ".join(filter(None, (decoder.name, decoder.version)))
         lines.append(f"eqcheck: decoder under test: {named}{decoder.origin and f', {decoder.origin}'}")
     if lines:
-        from eqcheck.contract.versions import untested
+        from eqcheck.contract.extras import untested
         from eqcheck.explanation import layout
 
         reporter = config.pluginmanager.get_plugin("terminalreporter")

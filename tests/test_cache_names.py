@@ -14,7 +14,7 @@ from transformers import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import eqcheck
-from eqcheck.contract import cache_names, versions
+from eqcheck.contract import cache_names, extras
 from eqcheck.contract.cache_names import (
     CACHE,
     OLD,
@@ -153,18 +153,18 @@ def test_a_newer_transformers_is_a_line_and_no_refusal(
     from eqcheck import cli
 
     for faked in ("5.25.0", "5.40.0.dev0", "6.0.0rc1"):
-        monkeypatch.setattr("eqcheck.contract.versions.version", lambda name, faked=faked: faked)
-        assert f"transformers {faked} is newer" in versions.untested()
-        assert len(f"eqcheck: {versions.untested()}") <= 200
-        assert "\n" not in versions.untested()
+        monkeypatch.setattr("eqcheck.contract.extras.version", lambda name, faked=faked: faked)
+        assert f"transformers {faked} is newer" in extras.untested()
+        assert len(f"eqcheck: {extras.untested()}") <= 200
+        assert "\n" not in extras.untested()
     words = ["audit", "eqspec", "--cases", "3", "--no-corpus", "--quiet", "--out", str(tmp_path)]
     under_newer = cli.main(words)
     told = capsys.readouterr()
     assert "transformers 6.0.0rc1 is newer" in told.err
     assert "pip install 'transformers==5.24.*'" in told.err
     monkeypatch.undo()
-    assert not versions.untested()  # none that CI runs is called new
+    assert not extras.untested()  # none that CI runs is called new
     assert under_newer == cli.main(words)
     assert "is newer" not in capsys.readouterr().err
-    monkeypatch.setattr("eqcheck.contract.versions.version", lambda name: "5.24.3")
-    assert not versions.untested()
+    monkeypatch.setattr("eqcheck.contract.extras.version", lambda name: "5.24.3")
+    assert not extras.untested()

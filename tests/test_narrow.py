@@ -53,8 +53,8 @@ def test_lists_and_comparisons_fit(width: int, monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_narrow_picture_is_a_table_with_shorter_heads() -> None:
     e = told("showcase/bsp").violations[0].evidence
-    assert "slot    holds" in render(e, 100)
-    lines = render(e, 50).splitlines()
+    assert "slot    holds" in render(e, width=100)
+    lines = render(e, width=50).splitlines()
     assert "       slot  holds       token  pos. id     att." in lines
     at = lines.index("    >  3     position 2  104    3, must be  yes")
     assert lines[at + 1] == "             (query)            2"

@@ -24,9 +24,10 @@ from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.contract import registry
 from eqcheck.explanation.records import Explanation
-from eqcheck.report.progress import _STEPS, progress
+from eqcheck.report.progress import _LIMIT, _STEPS, progress
 from eqcheck.result.findings import Options
 from eqcheck.result.outcome import Outcome
+from eqcheck.sampling.wealth import VIOLATION
 
 Printed = pytest.CaptureFixture[str]
 
@@ -176,3 +177,7 @@ def test_each_step_has_words_and_an_audit_tells_the_steps_that_take_long() -> No
     audit(registry.load("bsp"), Options(cases=12), heard.append)
     steps: Iterator[Working] = (event for event in heard if isinstance(event, Working))
     assert {event.step for event in steps} >= {"shrink"}
+
+
+def test_the_line_compares_with_the_evidence_that_is_a_violation() -> None:
+    assert 10.0**_LIMIT == VIOLATION

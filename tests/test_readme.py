@@ -17,7 +17,7 @@ from test_docs_site import loaded
 
 from eqcheck.case.record import Case
 from eqcheck.contract import registry
-from eqcheck.explanation.text import explained, render
+from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.report import load
 from eqcheck.report.content import percent
@@ -70,7 +70,7 @@ def test_the_showcase_says_what_its_cases_give(path: Path) -> None:
         explanation = try_case(generate, stored.case, 60.0, opinion=True).explanation
     assert explanation is not None
     assert render(explanation) == stored.explanation
-    _, _, reported = explained(explanation, (), "").partition("\n")  # the heading has the first line
+    _, _, reported = render(explanation, ()).partition("\n")  # the heading has the first line
     assert f"```\n{reported}\n```" in (path.parents[1] / "report.md").read_text()
 
 

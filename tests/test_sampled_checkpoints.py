@@ -286,8 +286,8 @@ def test_a_fault_is_named_made_small_and_seen_again(name: str, fingerprint: str,
     assert len(case.rows) == 1
     assert 0 < case.crosses_after < 6000
     assert finding.needs[:1] == ("temperature",)
-    assert "(this request alone, sampled again and again)" in finding.explanation.detail
-    assert re.search(r"in the whole audit it is 10\^[\d.]+ after [\d,]+ tokens", finding.explanation.detail)
+    assert "these tokens are of this request alone, sampled again and again; " in finding.explanation.detail
+    assert re.search(r"in the whole audit the evidence is 10\^[\d.]+ after [\d,]+ tokens", finding.explanation.detail)
     assert ("greedy rows are wrong, too" in finding.explanation.detail) == (name == "bonus-from-last-draft")
     report = write(result, tmp_path)
     assert fingerprint in [violation.fingerprint for violation in report.violations]

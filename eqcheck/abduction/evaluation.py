@@ -92,7 +92,7 @@ def _exact(function: Function, programs: Sequence[Program]) -> list[Answers]:
 def _memories(
     rules: Sequence[DeltaRule], codes: Sequence[int], inputs: Sequence[int], memory: Sequence[int]
 ) -> Iterator[list[int]]:
-    """Return by rule the codes that its memory joins in, for each entry; inputs and memory go on from other entries."""
+    """Yield by rule the codes that its memory joins in, for each entry; inputs and memory go on from other entries."""
     if not rules:
         return
     reach = max(max(rule.key_distance, rule.value_distance) for rule in rules)

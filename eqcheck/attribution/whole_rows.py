@@ -102,7 +102,7 @@ def _whole(prompt: Ids, row: RowVerdict, limit: int, pad: int) -> _Whole | bool:
 
 
 def _pads(row: Ids, pad: int) -> Iterator[int]:
-    """Return how many pads may be taken off the front of a row: none, one, and so on."""
+    """Yield how many pads may be taken off the front of a row: none, one, and so on."""
     yield 0
     for count, token in enumerate(row, 1):
         if token != pad:

@@ -18,7 +18,7 @@ from eqcheck.cli import common, outputs
 from eqcheck.cli.arguments import add_bounds, case_seconds, families, natural, positive, seconds, share, size
 from eqcheck.cli.common import broken, examples, import_models, stdout_to_stderr
 from eqcheck.cli.plan import Plan
-from eqcheck.contract import extras, known_violations, registry, repository, versions
+from eqcheck.contract import extras, known_violations, registry, repository
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
 from eqcheck.contract.escaping import printable
@@ -162,7 +162,7 @@ def execute(plan: Plan) -> int:
             from eqcheck.workers.fork import calls_no_decoder
 
             calls_no_decoder()
-        if newer := versions.untested():
+        if newer := extras.untested():
             print(f"eqcheck: {newer}", file=sys.stderr)
         plan, decoders = _loaded(plan, shown)
         shown(Working("", "self-check"))

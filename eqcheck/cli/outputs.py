@@ -67,7 +67,7 @@ def events(plan: Plan, listen: Listener) -> Iterator[Listener]:
 
 @contextlib.contextmanager
 def _stream(option: str, path: Path) -> Iterator[TextIO]:
-    """Return where events are written: a file, or standard output, which nothing else is written to meanwhile."""
+    """Open where events are written: a file, or standard output, which nothing else is written to meanwhile."""
     try:
         stream = os.fdopen(os.dup(1), "w", encoding="utf-8") if str(path) == "-" else path.open("w", encoding="utf-8")
     except OSError as error:

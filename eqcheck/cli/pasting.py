@@ -23,11 +23,10 @@ _NO_TEST = {
 }
 # Printed even where the default is meant: an explanation names them, and a reader has to see what the case asks for.
 _ALWAYS = ("max_new_tokens", "num_draft_tokens", "accepts", "eos_token_ids", "pad_token_id")
-_LINE = 120
 
 
 def as_test(path: Path, adapter: str | None = None) -> str:
-    """Print a case file as a test that fails as long as the decoder has the fault.
+    """Return a case file as a test that fails as long as the decoder has the fault.
 
     The file may name code, too: the test then says in a comment that it imports that code. Raises `UsageError` for a
     case that no short test can hold.

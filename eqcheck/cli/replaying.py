@@ -163,7 +163,7 @@ def _told(name: str, stored: StoredViolation, outcome: Outcome, width: int) -> t
         return INCONCLUSIVE, line, ""
     if explanation is None:
         return EQUIVALENT, f"FIXED: {name} is equivalent on this case{was}{drawn}", ""
-    words = printable(f"{render(explanation, width)}\n{outcome.traceback}")
+    words = printable(f"{render(explanation, width=width)}\n{outcome.traceback}")
     if explanation.kind == "hang" and _limits(stored)[0] < CASE_TIMEOUT:
         words += f"The limit is from the case file; the usual one is {CASE_TIMEOUT:g} s.\n"
     now = explanation.fingerprint

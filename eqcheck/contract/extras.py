@@ -1,9 +1,11 @@
-"""Packages that an extra of eqcheck brings, and the one line where one is missing."""
+"""Check the packages that eqcheck needs: one line where an extra is missing, or transformers is newer than tested."""
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from importlib.util import find_spec
 
+from eqcheck import __version__
 from eqcheck.contract.errors import UsageError
 
 EXTRAS = {
@@ -16,6 +18,9 @@ EXTRAS = {
     "safetensors": "audit",
     "shtab": "completion",
 }
+
+TRANSFORMERS = "5.24"
+"""`.ci/run` tests a release of this series. There is no such line for torch, whose releases have broken nothing yet."""
 
 
 def missing(package: str, what: str = "this") -> UsageError:
@@ -32,3 +37,19 @@ def require(what: str, *packages: str) -> None:
     for package in packages:
         if find_spec(package) is None:
             raise missing(package, what)
+
+
+def untested() -> str:
+    """One line about an installed transformers that is newer than `TRANSFORMERS`, or nothing.
+
+    Patch releases of the series count as tested.
+    """
+    from packaging.version import Version
+
+    installed = version("transformers")
+    if Version(installed).release[:2] <= Version(TRANSFORMERS).release:
+        return ""
+    return (
+        f"transformers {installed} is newer than eqcheck {__version__} is tested with ({TRANSFORMERS}). Before you "
+        f"act on a violation, repeat it with: pip install 'transformers=={TRANSFORMERS}.*'"
+    )

@@ -19,7 +19,7 @@ States = dict[int, dict[int, int]]
 
 
 def complaints(grammar: Grammar) -> Iterator[str]:
-    """Return why edges are no grammar, a line each."""
+    """Yield why edges are no grammar, a line each."""
     if grammar and grammar[0][0] != 0:
         yield f"grammar: expected an edge of state 0 first, got state {grammar[0][0]}"
     begun = {state for state, *_ in grammar}

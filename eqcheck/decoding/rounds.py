@@ -190,7 +190,7 @@ class Rounds:
     # The row of each block of columns:
 
     def _served(self, calls: list[Call], known: Sequence[int]) -> Iterator[tuple[Call, list[Stretch]]]:
-        """Return which rows each call served; ``known`` tokens of each were told before the call that comes next.
+        """Yield which rows each call served; ``known`` tokens of each were told before the call that comes next.
 
         Where prompts are equal, or one begins another, a context may be that of several rows. Then a block is of the
         row that went on with its cache; without a cache, of one that the call has not served yet, then of one that it

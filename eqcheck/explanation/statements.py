@@ -263,7 +263,7 @@ def sentence(clause: str) -> str:
     return f"{clause[:1].upper()}{clause[1:]}."
 
 
-_LEAST = 1e-200  # a smaller product of chances is shown as this one
+_LEAST = -200  # a decimal logarithm: smaller products of chances are shown as this one
 
 
 def one_in(chance: float) -> str:
@@ -272,24 +272,48 @@ def one_in(chance: float) -> str:
     >>> one_in(0.02), one_in(3e-6), one_in(2e-40), one_in(0.0)
     ('1 in 50', '1 in 300,000', '1 in 10^39', 'less than 1 in 10^200')
     """
-    if chance < _LEAST:
-        return "less than 1 in 10^200"
-    if chance < 1e-9:
-        return f"1 in 10^{int(-log10(chance))}"
-    odds = 1 / chance
-    digits = max(0, int(log10(odds)))
-    return f"1 in {round(odds / 10**digits) * 10**digits:,}" if odds > 100 else f"1 in {odds:.0f}"
+    return odds(_log10(chance))
+
+
+def odds(exponent: float) -> str:
+    """Write a probability that is given as its decimal logarithm, since it may be smaller than any float.
+
+    >>> odds(-36.2), odds(-4000.0)
+    ('1 in 10^36', 'less than 1 in 10^200')
+    """
+    if exponent < _LEAST:
+        return f"less than 1 in 10^{-_LEAST}"
+    if exponent < -9:
+        return f"1 in 10^{int(-exponent)}"
+    one_of = 10**-exponent
+    digits = max(0, int(-exponent))
+    return f"1 in {round(one_of / 10**digits) * 10**digits:,}" if one_of > 100 else f"1 in {one_of:.0f}"
 
 
 def power(value: float) -> str:
     """Write evidence as people do: as a power of ten from 1,000 on.
 
-    >>> power(0.63), power(41.7), power(1.2e151)
-    ('0.63', '42', '10^151.1')
+    >>> power(0.63), power(41.7), power(316.0), power(1.2e151), power(inf)
+    ('0.63', '42', '316', '10^151.1', 'more than 10^300')
     """
-    if value < 1000:
-        return f"{value:.2g}"
-    return "more than 10^300" if value == inf else f"10^{log10(value):.1f}".removesuffix(".0")
+    return "more than 10^300" if value == inf else power_of_ten(_log10(value))
+
+
+def power_of_ten(exponent: float) -> str:
+    """Write evidence that is given as its decimal logarithm, since it may be larger than any float.
+
+    >>> [power_of_ten(exponent) for exponent in (-3.0, -0.2, 1.9999, 6.0, 4000.2)]
+    ['below 0.01', '0.63', '100', '10^6', '10^4000.2']
+    """
+    if exponent >= 3:
+        return f"10^{exponent:.1f}".removesuffix(".0")
+    if exponent >= 1:
+        return f"{10**exponent:.0f}"
+    return f"{10**exponent:.2g}" if exponent >= -2 else "below 0.01"
+
+
+def _log10(value: float) -> float:
+    return log10(value) if value > 0 else -inf
 
 
 def searched(search: Search) -> list[str]:
@@ -308,11 +332,8 @@ def searched(search: Search) -> list[str]:
         "cases like this one": f" of {many(search.cases, 'similar case')}, {fail}",
     }.get(search.of, "")
     exactly = search.explained == search.surprising
-    tokens = (
-        f"exactly the {many(search.surprising, 'wrong token')}"
-        if exactly
-        else (f"{search.explained} of the {many(search.surprising, 'wrong token')}")
-    )
+    wrong = many(search.surprising, "wrong token")
+    tokens = f"exactly the {wrong}" if exactly else f"{search.explained} of the {wrong}"
     clauses = [f"if {search.words}, the reference model gives {tokens}{where}"]
     if search.chance:
         tried = "1 explanation was tried" if search.tried == 1 else f"{search.tried:,} explanations were tried"

@@ -73,8 +73,8 @@ def meaning(e: Explanation) -> str:
     return f"{KINDS[e.kind].meaning} (likely)" if searched_for else KINDS[e.kind].meaning
 
 
-def render(e: Explanation, width: int = WIDTH) -> str:
-    """Return the text of an explanation, in lines of at most ``width`` characters.
+def render(e: Explanation, needs: Sequence[str] | None = None, plain: str = "", width: int = WIDTH) -> str:
+    """Return the text of an explanation, in lines of at most ``width`` characters; the rest as for `parts`.
 
     >>> from eqcheck.explanation.records import crash
     >>> print(render(crash("exception", "KeyError", "'x'")))
@@ -82,12 +82,6 @@ def render(e: Explanation, width: int = WIDTH) -> str:
       Error
         KeyError: 'x'
     """
-    width = min(width, WIDTH)
-    return "\n".join([filled(headline(e), width, 2), *laid_out(parts(e, width=width), width)])
-
-
-def explained(e: Explanation, needs: Sequence[str] | None, plain: str, width: int = WIDTH) -> str:
-    """Return the text of an explanation whose case was made small (``needs`` is not None) and tried without drafts."""
     width = min(width, WIDTH)
     return "\n".join([filled(headline(e), width, 2), *laid_out(parts(e, needs, plain, width), width)])
 

@@ -22,7 +22,7 @@ def shortened(row: Sequence[int], mark: int | None = None, room: int = 10_000) -
         return " ".join(shown)
     if len(shown) <= 2 * _ENDS + 1:  # nothing can be left out
         return " ".join(shown)
-    kept = _kept(len(shown), mark, _ENDS, 6)
+    kept = shown_of(len(shown), mark, _ENDS, 6)
     return f"{_joined(shown, kept)} ({len(row)} tokens)"
 
 
@@ -54,7 +54,7 @@ def compared(
     kept = list(range(length))
     if length > _WHOLE or len(" ".join(aligned[0])) > room:
         for around in _AROUND:
-            kept = _kept(length, at, min(_ENDS, around), around)
+            kept = shown_of(length, at, min(_ENDS, around), around)
             if len(_joined(aligned[0], kept)) + max(map(len, counts)) <= room:
                 break
     whole = len(kept) == length
@@ -71,7 +71,7 @@ def _cell(row: Sequence[int], index: int, length: int) -> str:
     return str(row[index]) if index < len(row) else "end" if index == len(row) < length else ""
 
 
-def _kept(length: int, mark: int | None, ends: int, around: int) -> list[int]:
+def shown_of(length: int, mark: int | None, ends: int, around: int) -> list[int]:
     """The indices that are shown of a long row: its ends, and what is around the mark; a gap hides two at least."""
     near = range(0) if mark is None else range(mark - around, mark + around + 1)
     kept = [at for at in range(length) if at < ends or at >= length - ends or at in near]

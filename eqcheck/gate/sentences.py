@@ -16,6 +16,7 @@ from eqcheck.contract.escaping import one_line
 from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.layout import WHOLE, columns, filled
 from eqcheck.explanation.records import many
+from eqcheck.explanation.statements import odds, one_in, power_of_ten
 from eqcheck.explanation.text import WIDTH, Part, laid_out
 from eqcheck.explanation.tokens import compared, shortened
 from eqcheck.gate.cause import AGAIN, BLOCK, LOSSY, SERVES_DRAFT, TIMES, EditCause
@@ -27,7 +28,7 @@ from eqcheck.truth.evidence import CROSSES
 
 CAUSE, LIKELY, UNKNOWN = "Cause", "Likely cause", "Cause unknown"
 ROOM_OF_ROWS = 56  # characters for the tokens of a row: they fit into 80 with their labels
-DECIDES = f"10^{math.log10(CROSSES):.0f}"
+DECIDES = power_of_ten(math.log10(CROSSES))
 LONG_CURL = 420  # characters: a longer command fills the screen, and is left to the JSON
 
 
@@ -39,46 +40,12 @@ class CauseWords(NamedTuple):
     evidence: str
 
 
-# Numbers
-
-
-def power(exponent: float) -> str:
-    """Return a number as people write it, given its logarithm.
-
-    >>> [power(log10) for log10 in (-3.0, -0.2, 0.18, 2.5, 8.94)]
-    ['below 0.01', '0.6', '1.5', '316', '10^8.9']
-    """
-    if exponent >= 4:
-        return f"10^{exponent:.1f}"
-    if exponent >= 1:
-        return f"{10**exponent:,.0f}"
-    if exponent >= 0:
-        return f"{10**exponent:.1f}"
-    return f"{10**exponent:.1g}" if exponent >= -2 else "below 0.01"
-
-
-def odds(exponent: float) -> str:
-    """Return a small probability as odds, given its logarithm.
-
-    >>> odds(-36.2), odds(math.log10(1 / 1200)), odds(-math.inf)
-    ('1 in 10^36', '1 in 1,200', 'below 1 in 10^300')
-    """
-    if exponent < -300:
-        return "below 1 in 10^300"
-    return f"1 in 10^{-exponent:.0f}" if exponent < -6 else f"1 in {float(f'{10**-exponent:.2g}'):,.0f}"
-
-
-def log10(probability: float) -> float:
-    """Return the logarithm of a probability, which may be 0."""
-    return math.log10(probability) if probability > 0 else -math.inf
-
-
 def progress(gate: Gate) -> str:
     """Say how far a gate is."""
     tokens, spent = sum(len(row.answer.tokens) for row in gate.rows), time.monotonic() - gate.began
     doubled = f" (doubled from {gate.settings.requests}: evidence above {DOUBTS:.0f})" if gate.doubtful else ""
     said = f"{len(gate.rows)} of {gate.most} requests{doubled}, {tokens:,} tokens, {spent:.0f} s"
-    return f"{said}; evidence {power(gate.log_evidence / math.log(10))} ({DECIDES} decides)"
+    return f"{said}; evidence {power_of_ten(gate.log_evidence / math.log(10))} ({DECIDES} decides)"
 
 
 # The words of a violation
@@ -161,7 +128,7 @@ def _wrong_tokens(gate: Gate, rows: Sequence[Row]) -> str:
 
 
 def _found(gate: Gate) -> str:
-    found = power(gate.log_evidence / math.log(10))
+    found = power_of_ten(gate.log_evidence / math.log(10))
     return f"evidence {found} ({DECIDES} decides; a correct server reaches it once in a million gates)"
 
 
@@ -196,7 +163,7 @@ def _cause(gate: Gate, why: EditCause) -> str:
         return (
             "Drafts are accepted although the target prefers another token (lossy or threshold acceptance): those at "
             f"most {farthest:.2f} nats below its choice, and none beyond. The chance that wrong tokens keep such a "
-            f"limit by accident is {odds(log10(why.chance))}."
+            f"limit by accident is {one_in(why.chance)}."
         )
     if why.component == "unattributed":
         known = "" if gate.draft is not None else " With --draft URL the search knows the real draft tokens."
@@ -218,7 +185,7 @@ def _cause(gate: Gate, why: EditCause) -> str:
         return "Greedy rows that run beside sampled rows are sampled, too. Sent again without these, they are right."
     return (
         f"{_edited(gate, why.edit)}, the plain server returns exactly the wrong tokens ({why.given} of {why.of}). "
-        f"The chance that some edit fits so often by accident is {odds(log10(why.chance))}."
+        f"The chance that some edit fits so often by accident is {one_in(why.chance)}."
     )
 
 
@@ -413,7 +380,7 @@ def summary(report: Mapping[str, Any]) -> list[tuple[str, str]]:
             )
         )
     if not report["violations"]:
-        found = power(report["evidence"]["log10"])
+        found = power_of_ten(report["evidence"]["log10"])
         lines.append(
             ("Evidence", f"{found}; {DECIDES} decides, and a correct server reaches it once in a million gates")
         )

@@ -118,7 +118,7 @@ class TooManyCalls(BaseException):
 
 @dataclass
 class Uses:
-    """Return whether anything was written into a cache of ``capacity`` slots, or into a copy of it."""
+    """Hold whether anything was written into a cache of ``capacity`` slots, or into a copy of it."""
 
     capacity: int
     written: bool = False

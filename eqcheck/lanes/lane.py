@@ -205,9 +205,7 @@ OF_SAMPLED_ROWS = ("temperature", "top-k", "top-p", "min-p", "seeds")
 """Capabilities that are tested where rows are sampled."""
 ROW_OPTIONS = {"row-limits", "row-eos", *(name.replace("_", "-") for name in SCORING)}
 """Capabilities of which cases on the transparent target have none: rows with these options decode a checkpoint."""
-_WEIGHTS = {"transparent": 3, "checkpoint": 3, "sampling": 3, "checkpoint-sampling": 3}
-_OF_PROFILE = 3  # for so many cases of the transparent target a profile has one on a checkpoint beside them
-_BESIDE = 1  # the weight of cases on a checkpoint beside those of the transparent target: each takes as long as some
+_BESIDE = 3  # for so many cases of the transparent target one on a checkpoint, which takes as long as some of these
 _MOST_SAMPLED = 400  # cases: with fewer of them there are as many tokens as are ever counted
 
 
@@ -218,7 +216,7 @@ def shares(cases: int, lanes: Sequence[str]) -> list[int]:
     ([27, 25, 8], [1, 0])
     """
     first, *others = lanes
-    weights = [_BESIDE if (lane, first) == ("checkpoint", "transparent") else _WEIGHTS[lane] for lane in lanes]
+    weights = [1 if (lane, first) == ("checkpoint", "transparent") else _BESIDE for lane in lanes]
     mine = [max(1, cases * weight // sum(weights)) for weight in weights[1:]]
     mine = [
         min(count, _MOST_SAMPLED) if "sampling" in lane else count for lane, count in zip(others, mine, strict=True)
@@ -278,7 +276,7 @@ def _of_profile(options: Options, draw: Draw | None, lane_and_first: tuple[str, 
     if draw is None:
         return options
     bounded = tuple(field.name for field in fields(draw.bounds))
-    count = -(-draw.cases // _OF_PROFILE) if lane_and_first == ("checkpoint", "transparent") else draw.cases
+    count = -(-draw.cases // _BESIDE) if lane_and_first == ("checkpoint", "transparent") else draw.cases
     return replace(options, cases=count, bounds=draw.bounds, bounded=bounded, block=draw.block)
 
 

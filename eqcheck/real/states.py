@@ -46,7 +46,7 @@ class StateShadow(Shadow):
             self._before = self._histories(self.open, cache_of(options))
 
     def wrote(self, layer: int, new: tuple[torch.Tensor, ...], all_of_them: tuple[torch.Tensor, ...]) -> None:
-        """Return nothing: nothing goes into caches here."""
+        """Do nothing: nothing goes into caches here."""
 
     def saw(self, watched: Watched | None, layer: int, seen: AttentionInput) -> None:
         """There is no attention."""

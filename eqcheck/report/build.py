@@ -13,7 +13,7 @@ from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.notice import LIMIT, kind_of
-from eqcheck.explanation.text import explained
+from eqcheck.explanation.text import render
 from eqcheck.report.markdown import to_markdown
 from eqcheck.report.schema import (
     FORMAT,
@@ -186,7 +186,7 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedV
         cause=Cause(e.component, e.kind, e.subject, KINDS[e.kind].meaning),
         conditions=conditions,
         evidence=e,
-        explanation=explained(e, shown.needs if shown.minimised else None, shown.plain),
+        explanation=render(e, shown.needs if shown.minimised else None, shown.plain),
         case=conditions[0].case,
         minimised=shown.minimised,
         from_corpus=shown.stored,

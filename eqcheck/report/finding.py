@@ -11,6 +11,7 @@ from typing import Any
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import nothing_expected
 from eqcheck.explanation.text import Part, kinds_known, parts, slot_lines
+from eqcheck.explanation.tokens import shown_of
 from eqcheck.report.content import STANDING
 from eqcheck.report.schema import ReportedViolation
 
@@ -92,7 +93,7 @@ class Token:
 def tokens(e: Explanation) -> list[Token]:
     """The new tokens of a row, expected beside observed; of a long row the ends and what is around the first wrong."""
     length, at = max(len(e.expected_row), len(e.observed_row)), e.token_index or 0
-    kept = {n for n in range(length) if n < _ENDS or n >= length - _ENDS or abs(n - at) <= _AROUND}
+    kept = set(shown_of(length, at, _ENDS, _AROUND))
     line: list[Token] = []
     for shown, group in groupby(range(length), key=kept.__contains__):
         numbers = list(group)

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
-from eqcheck.explanation.records import Slot
 from eqcheck.result.findings import LawEvidence
 from eqcheck.result.story import DrawnCall, DrawnDecode, DrawnQuery, DrawnRound, DrawnRow, DrawnSlot
 
@@ -90,10 +89,6 @@ def _gathered(every: Sequence[SlotColumn]) -> Iterator[SlotColumn]:
             second, before_last = same[1], same[-2]
             label = f"{second.label}..{before_last.label}"
             yield from (same[0], replace(second, label=label, alike=len(same) - 2), same[-1])
-
-
-def _seen(slot: Slot) -> tuple[bool, bool]:
-    return slot.visible, slot.expected_visible
 
 
 @dataclass(frozen=True)

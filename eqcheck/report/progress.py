@@ -27,6 +27,7 @@ from eqcheck.campaign.events import (
 )
 from eqcheck.contract.escaping import printable
 from eqcheck.explanation.records import many
+from eqcheck.explanation.statements import power_of_ten
 
 _EVERY_S = 10.0  # between the lines of a log
 _FIRST_S = 2.0  # the same until the first case is done: so long nobody has to wonder
@@ -159,7 +160,8 @@ class _Decoder:
         of = f"{event.done} of {event.total} {noun}s" if event.total else many(event.done, noun)
         told = [of, *([f"{event.failing} fail" if event.failing > 1 else "1 fails"] if event.failing else [])]
         if event.tokens:
-            told.append(f"{many(event.tokens, 'token')}, evidence {_evidence(event.evidence)} of {_evidence(_LIMIT)}")
+            evidence = f"evidence {power_of_ten(event.evidence)} of {power_of_ten(_LIMIT)}"
+            told += [many(event.tokens, "token"), evidence]
         first, before = self.since[noun]
         if noun == "case" and event.total and not self.step and event.done >= before + _RATED:
             left = (now - first) / (event.done - before) * (event.total - event.done)
@@ -205,7 +207,8 @@ class _State:
                 noun = "stored case" if stored else "sampled case" if lane.endswith("sampling") else "case"
                 if noun not in shown.counts or shown.counts[noun].total != event.total:
                     shown.since[noun] = now, event.done
-                shown.counts[noun] = shown.counts.pop(noun, event) and event
+                shown.counts.pop(noun, None)  # the last one is shown
+                shown.counts[noun] = event
                 shown.step, self.begun = "", True
             case Settling(symptom=symptom, number=number, done=done, total=total):
                 cause = f"explaining cause {number}: {symptom}" if symptom else f"{many(number, 'cause')} explained"
@@ -226,12 +229,3 @@ def _begun(event: Started) -> str:
     cases = many(event.total, "case") if event.total else "as many cases as the time allows"
     named = f"; {'family' if len(event.families) == 1 else 'families'} {', '.join(event.families)}"
     return f"{cases}{', some of them sampled' if event.sampled else ''}{named if event.families else ''}"
-
-
-def _evidence(logarithm: float) -> str:
-    """Evidence as people write it, from its decimal logarithm: it may be larger than any float.
-
-    >>> _evidence(-0.7), _evidence(0.3), _evidence(6), _evidence(4000)
-    ('0.2', '2', '10^6', '10^4000')
-    """
-    return f"{10**logarithm:.1g}" if logarithm < 2 else f"10^{logarithm:.0f}"

@@ -20,7 +20,7 @@ import torch
 
 from eqcheck.contract.cache_names import cache_argument, cache_of
 from eqcheck.explanation.records import Explanation
-from eqcheck.explanation.statements import power, state
+from eqcheck.explanation.statements import power_of_ten, state
 from eqcheck.result.verdict import RowVerdict, Verdict
 from eqcheck.truth.evidence import BROKEN, CROSSES, Exceedances, step
 
@@ -66,7 +66,7 @@ class RowGaps:
             exceeding=self._bets.exceeding,
             counted=len(self._bets.gaps),
             log10=f"{self._highest / math.log(10):.1f}",
-            weight=power(math.exp(min(self._highest, 700.0))),
+            weight=power_of_ten(self._highest / math.log(10)),
         )
         status = "violation" if self._highest >= math.log(CROSSES) else "inconclusive"
         return Verdict(status, rows, replace(said, detail=known.detail, facts=known.facts))

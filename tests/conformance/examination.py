@@ -245,4 +245,4 @@ def _told(outcome: Outcome) -> str:
     frames = re.split(r"(?m)^(?=  File )", outcome.traceback)[1:]
     while len(frames) > 1 and frames[0].startswith(f'  File "{Path(eqcheck.__file__).parent}{os.sep}'):
         frames.pop(0)
-    return printable("\n".join([render(outcome.explanation, columns()), *"".join(frames).splitlines()[-_LINES:]]))
+    return printable("\n".join([render(outcome.explanation, width=columns()), *"".join(frames).splitlines()[-_LINES:]]))

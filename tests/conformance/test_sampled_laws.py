@@ -117,6 +117,6 @@ def _tell(
         if (other := first.setdefault(unknown[0].fingerprint, law)) != law:
             shown = f"{unknown[0].fingerprint} in {unknown[0].count} of {sampled.tally.run} cases"
             pytest.skip(f"{law}: same fault as {other}, which explains it ({shown})")
-        pytest.fail(render(unknown[0].explanation, columns()), pytrace=False)
+        pytest.fail(render(unknown[0].explanation, width=columns()), pytrace=False)
     if found:
         pytest.xfail(", ".join(f"{finding.fingerprint}, {decoder.known[finding.fingerprint]}" for finding in found))

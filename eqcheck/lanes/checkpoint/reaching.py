@@ -204,7 +204,7 @@ def reached(case: EngineCase, outputs: Sequence[tuple[int, ...]]) -> dict[str, b
 
 
 def _goes_on(case: EngineCase, outputs: Sequence[tuple[int, ...]]) -> Iterator[bool]:
-    """Return for each row with new tokens whether a later one begins with them and their prompt."""
+    """Yield for each row with new tokens whether a later one begins with them and their prompt."""
     prompts = case.prompts
     for number, tokens in enumerate(outputs):
         whole = (*prompts[number], *tokens)

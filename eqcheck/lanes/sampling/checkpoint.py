@@ -156,11 +156,10 @@ class CheckpointTarget(SampledTarget):
             case, minimised, plain = replace(request.case, crosses_after=tokens), request.minimised, request.plain
             shown = request.gathered.explained(lane.cause(lane.gathered))
             assert shown.explanation is not None
-            *clauses, last = shown.explanation.said
-            alone = f"{last} (this request alone, sampled again and again)"
-            explanation = self._weighed(shown.explanation.saying(*clauses, alone))
+            explanation = self._weighed(shown.explanation)
             clauses = list(explanation.said)
-            clauses.append(f"in the whole audit it is {power(audit.supremum)} after {audit.tokens:,} tokens")
+            whole = f"in the whole audit the evidence is {power(audit.supremum)} after {audit.tokens:,} tokens"
+            clauses.append(f"these tokens are of this request alone, sampled again and again; {whole}")
             if impossible:
                 cases = many(sum(one.count for one in impossible), "case")
                 named = 1 if "likelier" in explanation.facts else 0  # the cause comes first
@@ -202,7 +201,7 @@ class CheckpointTarget(SampledTarget):
         return replace(finding, script=text)
 
     def _promises(self, lane: SampledLane) -> None:
-        """Return whether rows with seeds keep what is promised: a promise is broken where two cases show it alike.
+        """Add a finding where rows with seeds break a promise: two cases have to show it alike.
 
         One difference may be rounding: it moves a draw that lies near a boundary.
         """

@@ -106,7 +106,8 @@ def _hints(wealth: Wealth) -> list[str]:
     """Hints at a wrong law that has no name: the best bet, and the only kind of case that shows it."""
     best = wealth.best()[0][0]
     # A bet that earns from whatever is wrong is no hint.
-    hints = [] if best.kind == "stray-law" else [f"a hint, but no proof: tokens are {best.expects}"]
+    leads = f"a hint, but no proof: most of the evidence comes from tokens {best.expects}"
+    hints = [] if best.kind == "stray-law" else [leads]
     (most, name), *others = sorted(((log, name) for name, log in wealth.by_regime().items()), reverse=True)
     if (
         others
@@ -114,7 +115,7 @@ def _hints(wealth: Wealth) -> list[str]:
         and others[0][0] < math.log(NOTHING_SEEN)
         and f"regime_{name}" in SAMPLING.counters
     ):
-        hints.append(f"it shows only in cases where {SAMPLING.counters[f'regime_{name}']}")
+        hints.append(f"it shows in one kind of case only: {SAMPLING.counters[f'regime_{name}']}")
     return hints
 
 
