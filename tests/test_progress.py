@@ -110,7 +110,7 @@ def test_what_is_done_stands_behind_the_evidence(clock: list[float], capsys: Pri
     assert said(capsys)[-1].startswith(f"mine: 50 of 50 cases, 50 fail; {words}")
 
 
-@pytest.mark.parametrize(("evidence", "words"), [(0.3, "2"), (151.2, "10^151"), (-400.0, "0"), (4000.0, "10^4000")])
+@pytest.mark.parametrize(("evidence", "words"), [(0.3, "2"), (151.2, "10^151.2"), (-400.0, "below 0.01"), (4000.0, "10^4000")])
 def test_sampled_evidence_is_a_number_that_people_write(
     clock: list[float], capsys: Printed, evidence: float, words: str
 ) -> None:

@@ -388,7 +388,7 @@ def test_a_law_without_a_name_has_hints_that_say_something() -> None:
     explanation = explained(outcome, wealth, None).explanation
     assert explanation is not None
     assert "vocabulary" not in explanation.detail
-    assert "it shows only in cases where the draft is close to the target, K = 1" in explanation.detail
+    assert "it shows in one kind of case only: the draft is close to the target, K = 1" in explanation.detail
 
 
 @pytest.mark.long
