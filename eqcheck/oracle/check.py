@@ -127,13 +127,14 @@ class Oracle:
         pad_token_id: int | None = None,
         padding_side: str = "left",
         draft: Any = None,
+        tokens_only: bool = False,
         eos_token_id: int | Sequence[int] | None = None,
     ) -> AbstractContextManager[Watch]:
         """Watch the target (and the ``draft``) while your code decodes ``prompts``, and find the first wrong query.
 
         After the block, ``verdict`` and ``explain()`` of the watch name the first wrong position id, attention mask or
         cache entry, with its call and slot. Set ``outputs`` of the watch to what your code returned to judge the tokens
-        too. Works with transformers models that use sdpa or eager attention and are not compiled. Raises as `check`
+        too. A wrong context is a violation also where every token is right so far; ``tokens_only`` lets it pass. Works with transformers models that use sdpa or eager attention and are not compiled. Raises as `check`
         does, and `UsageError` for a model that cannot be read.
 
             >>> import torch
@@ -159,7 +160,7 @@ class Oracle:
             raise UsageError(f"padding_side: expected one of {PADDING_SIDES}, got {padding_side!r}")
         pad = -1 if pad_token_id is None else pad_token_id
         case = WatchedCase(self._prompts(prompts), limit, eos, pad, padding_side, family_like(self.target))
-        return watching(self, case, draft)
+        return watching(self, case, draft, tokens_only)
 
     def _row(self, prompt: _Ids, observed: _Ids, gaps: Sequence[float], limit: int, eos: _Ids) -> tuple[_Ids, int]:
         """Return the true row, which follows the observed one through near-ties, and the number of near-ties."""
