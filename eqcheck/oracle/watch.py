@@ -11,8 +11,9 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 
-from eqcheck.attribution.labels import labels_of
+from eqcheck.attribution.labels import Labels, labels_of
 from eqcheck.attribution.reading import Reader
+from eqcheck.attribution.record import Label, Write
 from eqcheck.case.record import Case
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.family import FAMILY
@@ -199,8 +200,9 @@ def _asked(run: Run, row: int, oracle: AnyOracle) -> tuple[Run, int]:
         answers = answers_to(run, int(run.truth.digests[row][-1, start + index]))
         if not answers:
             queries = labels.queries(row, start + index)
-            told = [int(labels.calls[write[0]].predictions[write[1:]]) for write, label in queries if not label.exact]
-            tokens += [token for token in told[-1:] if token >= 0]
+            asked = [write for write, label in queries if not label.exact and _holds(labels, write, label)]
+            told = [int(labels.calls[write[0]].predictions[write[1:]]) for write in asked[-1:]]
+            tokens += [token for token in told if token >= 0]
             break
         tokens.append(expected[index] if expected[index] in answers else min(answers))
         if expected[index] not in answers:
@@ -208,6 +210,16 @@ def _asked(run: Run, row: int, oracle: AnyOracle) -> tuple[Run, int]:
             labels = labels_of(run, run.trace)
         index += 1
     return _with(run, row, tokens), len(tokens)
+
+
+def _holds(labels: Labels, write: Write, label: Label) -> bool:
+    """Return whether the batch row of a query holds half of what the query has to see, or more.
+
+    Without outputs nothing else shows that a call has to do with a row: one to warm up may feed a token that it has.
+    """
+    call, row = labels.calls[write[0]], write[1]
+    here = [one for one in (*labels.held(call, row), *labels.labels(call, row)) if labels.same(one, label.request)]
+    return 2 * len({one.position for one in here if one.position <= label.position}) > label.position
 
 
 def _with(run: Run, row: int, tokens: Sequence[int]) -> Run:

@@ -300,6 +300,8 @@ class Shadow:
         predictions = np.full((batch, block), -1, np.int64)
         head = now.watched.head
         logits = torch.nn.functional.linear(states, head.weight, getattr(head, "bias", None))
+        if cap := getattr(now.watched.model.config.get_text_config(), "final_logit_softcapping", None):
+            logits = torch.tanh(logits / cap) * cap  # scores far beyond the cap become equal
         start = block - states.shape[1]
         for row, column in np.ndindex(batch, states.shape[1]):
             scores = logits[row, column]
