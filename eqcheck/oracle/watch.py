@@ -108,7 +108,7 @@ class Watch:
         harmless = None if self._tokens_only else self._wrong_context(run, reader)
         if harmless is not None:
             return Verdict("violation", run.verdicts, harmless)
-        return Verdict("tie" if run.ties else "equivalent", run.verdicts)
+        return Verdict("tie" if run.ties else "equivalent", run.verdicts, ties=len(run.ties))
 
     def explain(self) -> str:
         """Return the explanation as text."""
