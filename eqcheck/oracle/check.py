@@ -82,7 +82,9 @@ class Oracle:
         """
         (checked,) = self._prompts([prompt])
         length = len(checked) + _limit(max_new_tokens)
-        return self._extend(list(checked), length, self._eos(eos_token_ids, eos_token_id))[len(checked) :]
+        eos = self._eos(eos_token_ids, eos_token_id)
+        with calmly(self.target):
+            return self._extend(list(checked), length, eos)[len(checked) :]
 
     def check(
         self,

@@ -78,7 +78,9 @@ class RowGaps:
         self._target, self._bets = target, Exceedances()
         self._seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
         self._highest = 0.0
-        self._pieces = [PIECES, (1,)]  # those that hold, the first is used
+        # Those that hold, of which the first is used. A recurrent state takes one token at a time: with several at once
+        # many models begin anew, which changes scores by less than `BROKEN` where they are flat.
+        self._pieces = [(1,)] if getattr(target, "_is_stateful", False) else [PIECES, (1,)]
 
     @property
     def threshold(self) -> float:
@@ -158,10 +160,7 @@ class RowGaps:
         return laws
 
     def _in_pieces(self, prompt: _Ids, row: _Ids, exact: torch.Tensor) -> torch.Tensor | None:
-        """The laws of a row that is fed some tokens at a time, with a cache; None where there is none that holds.
-
-        Recurrent models go on with one token at a time, and several at once begin anew: then a decode is the control.
-        """
+        """The laws of a row that is fed some tokens at a time, with a cache; None where there is none that holds."""
         changed = 0.0
         while self._pieces:
             logits = in_pieces(self._target, prompt, row, self._pieces[0])
