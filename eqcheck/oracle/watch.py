@@ -204,12 +204,30 @@ def _asked(run: Run, row: int, oracle: AnyOracle) -> tuple[Run, int]:
             told = [int(labels.calls[write[0]].predictions[write[1:]]) for write in asked[-1:]]
             tokens += [token for token in told if token >= 0]
             break
-        tokens.append(expected[index] if expected[index] in answers else min(answers))
-        if expected[index] not in answers:
+        chosen = _gone_on_with(run, row, tokens, {expected[index]} & answers, answers)
+        tokens.append(expected[index] if chosen is None else chosen)
+        if chosen is None:
+            break
+        if chosen != expected[index]:
             run = after(_with(run, row, tokens), row, index, _more(oracle))
             labels = labels_of(run, run.trace)
         index += 1
     return _with(run, row, tokens), len(tokens)
+
+
+def _gone_on_with(run: Run, row: int, tokens: Sequence[int], right: set[int], answers: set[int]) -> int | None:
+    """The one of several answers that the row goes on with, as later calls show; None where none does.
+
+    A single answer needs no proof. Where rounding decides, what was chosen is known only by what is fed next.
+    """
+    if len(answers) == 1:
+        return next(iter(answers))
+    begin = (*run.case.prompts[row], *tokens)
+    for token in (*right, *sorted(answers - right)):
+        last = digests_of(run.case.family, [(*begin, token)])[0][-1, len(begin)]
+        if any(bool((call.digests == last).any()) for call in run.trace.made(TARGET)):
+            return token
+    return None
 
 
 def _holds(labels: Labels, write: Write, label: Label) -> bool:
