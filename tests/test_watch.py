@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from eqcheck.contract.cache_names import cache_argument
 from eqcheck.oracle.check import Oracle
 from eqcheck.oracle.watch import Watch
 
@@ -82,7 +83,7 @@ def generate(model: Any, prompts: Rows, limit: int = LIMIT, **options: Any) -> R
 def fed(model: Any, tokens: Sequence[int], cache: DynamicCache, at: int) -> list[int]:
     """Feed tokens of one row behind what the cache holds, and return what the model predicts after each."""
     positions = torch.arange(at, at + len(tokens))[None]
-    told = model(torch.tensor([list(tokens)]), position_ids=positions, past_key_values=cache)
+    told = model(torch.tensor([list(tokens)]), position_ids=positions, **cache_argument(model, cache))
     answers: list[int] = told.logits[0].argmax(-1).tolist()
     return answers
 
@@ -106,6 +107,7 @@ def one_by_one(model: Any, prompt: Sequence[int], limit: int = LIMIT, chunk: int
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("at", [0, 2, LIMIT - 1])
+@pytest.mark.tiers(quick=2, rest=16)
 def test_a_near_tie_is_a_tie_with_outputs_and_without(kind: str, dtype: torch.dtype, at: int) -> None:
     def decode(model: Any, prompts: Rows) -> Rows:
         return [one_by_one(model, prompt, choose=lambda i, got: got ^ 1 if i == at else got) for prompt in prompts]
@@ -204,6 +206,39 @@ def test_a_wrong_context_is_a_violation_though_tokens_are_right(
     assert only.verdict.status == "equivalent"
 
 
+# --- where a wrong token was answered ---------------------------------------------------------------------------------
+
+
+def takes_from(columns: Sequence[int]) -> Decode:
+    """Row r verifies three wrong drafts behind its prompt, and takes the answer in this column for its first token."""
+
+    def decode(model: Any, prompts: Rows) -> Rows:
+        rows = []
+        for prompt, column in zip(prompts, columns, strict=True):
+            cache = DynamicCache()
+            truth = int(model(torch.tensor([prompt])).logits[0, -1].argmax())
+            drafts = [(truth + 1) % 48, (truth + 2) % 48, (truth + 3) % 48]
+            answers = fed(model, prompt + drafts, cache, 0)[len(prompt) - 1 :]
+            cache.crop(-3)
+            row = [*prompt, answers[column]]
+            while len(row) < len(prompt) + LIMIT:
+                row += fed(model, row[-1:], cache, len(row) - 1)
+            rows.append(row[len(prompt) :])
+        return rows
+
+    return decode
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"), [((0, 2, 0), "neither"), ((2, 2, 1), "behind"), ((0, 2, 3), "behind"), ((3, 0, 0), "neither")]
+)
+def test_one_match_is_no_explanation(columns: Sequence[int], said: str) -> None:
+    explanation = watched(model_of("llama", torch.float64), takes_from(columns)).verdict.explanation
+    assert explanation is not None
+    assert explanation.kind == "wrong-correction"
+    assert explanation.facts["statement"] == said, explanation.detail
+
+
 # --- right code -------------------------------------------------------------------------------------------------------
 
 
@@ -236,7 +271,7 @@ def verifies_a_tree(model: Any, prompts: Rows) -> Rows:
             mask[0, 0, 2, past + 1] = False  # the second sibling does not see the first
             ids = torch.tensor([[row[-1], (row[-1] + 1) % 48, (row[-1] * 5 + 2) % 48]])
             positions = torch.tensor([[past, past + 1, past + 1]])
-            told = model(ids, attention_mask=mask, position_ids=positions, past_key_values=cache)
+            told = model(ids, attention_mask=mask, position_ids=positions, **cache_argument(model, cache))
             cache.crop(-2)
             row.append(int(told.logits[0, 0].argmax()))
         rows.append(row[len(prompt) :])
@@ -286,7 +321,7 @@ RIGHT += [asks_without_need]
 @pytest.mark.parametrize("told", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("decode", RIGHT)
-@pytest.mark.tiers(quick=24, rest=24)
+@pytest.mark.tiers(quick=4, rest=44)
 def test_right_code_is_clean(decode: Decode, dtype: torch.dtype, told: bool) -> None:
     for deaf in (False, True):
         watch = watched(model_of("llama", dtype, deaf=deaf), decode, told)
@@ -344,5 +379,3 @@ def test_a_model_whose_own_decode_is_read_as_wrong_is_not_accused(monkeypatch: p
     monkeypatch.setattr("eqcheck.oracle.watch.family_like", lambda _: "window:3")
     model = model_of("llama", torch.float64, deaf=True)
     assert watched(model, generate).verdict.status == "equivalent"
-
-

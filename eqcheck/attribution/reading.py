@@ -59,6 +59,10 @@ class Reader:
             _, best = min((self._diagnose(verdict) for verdict in wrong), key=lambda finding: finding[0])
         return replace(best, wrong_rows=tuple(verdict.row for verdict in wrong))
 
+    def of_each_row(self) -> list[Explanation]:
+        """What is wrong with each wrong row, by itself."""
+        return [self._diagnose(verdict)[1] for verdict in self.run.verdicts if verdict.first is not None]
+
     def unseen(self) -> Explanation | None:
         """The first emitted token that no query with exactly the right context stands behind, or None.
 

@@ -86,15 +86,17 @@ def agreement(status: str, rows: int, ties: int) -> str:
     if status != "tie":
         return f"{status}: {many(rows, 'row')}, every token is what the target returns alone"
     few = f"{many(ties, 'token')} differ{'s' * (ties == 1)}"
-    return f"tie: {many(rows, 'row')}, {few} from the target's own choice by no more than rounding; all others are that choice"
+    rest = "by no more than rounding; all others are that choice"
+    return f"tie: {many(rows, 'row')}, {few} from the target's own choice {rest}"
 
 
 def undecided(e: Explanation) -> str:
     """Return the headline of an inconclusive verdict: what was seen, and what is missing.
 
-    >>> undecided(Explanation("unattributed", "unattributed", facts={"exceeding": 1, "counted": 24, "weight": "4.2"}))
-    'inconclusive: 1 of 24 rows goes further from the target than rounding does; the evidence is 4.2, and 10^6 decides: \
-check more rows with this oracle'
+    >>> e = Explanation("unattributed", "unattributed", facts={"exceeding": 1, "counted": 24, "weight": "4.2"})
+    >>> print(undecided(e).replace("; ", ";\\n"))
+    inconclusive: 1 of 24 rows goes further from the target than rounding does;
+    the evidence is 4.2, and 10^6 decides: check more rows with this oracle
     """
     exceeding, counted, weight = (e.facts.get(name, "?") for name in ("exceeding", "counted", "weight"))
     go = "goes" if exceeding == 1 else "go"

@@ -126,8 +126,9 @@ class Oracle:
 
         After the block, ``verdict`` and ``explain()`` of the watch name the first wrong position id, attention mask or
         cache entry, with its call and slot. Set ``outputs`` of the watch to what your code returned to judge the tokens
-        too. A wrong context is a violation also where every token is right so far; ``tokens_only`` lets it pass. Works with transformers models that use sdpa or eager attention and are not compiled. Raises as `check`
-        does, and `UsageError` for a model that cannot be read.
+        too. A wrong context is a violation also where every token is right so far; ``tokens_only`` lets it pass. Works
+        with transformers models that use sdpa or eager attention and are not compiled. Raises as `check` does, and
+        `UsageError` for a model that cannot be read.
 
             >>> import torch
             >>> from eqcheck.real.models import model_of

@@ -21,6 +21,7 @@ from eqcheck.contract.options import RowOptions
 from eqcheck.decoding.rounding import after, answered, answers_to
 from eqcheck.decoding.run import Run, Truth, cut
 from eqcheck.explanation.records import Explanation, Given
+from eqcheck.explanation.statements import state
 from eqcheck.hashlm.hashing import MODEL
 from eqcheck.hashlm.trace import DRAFT, TARGET, Trace
 from eqcheck.real.shadow import Shadow
@@ -104,7 +105,7 @@ class Watch:
         run = self._run()
         reader = Reader(run)
         if any(row.first is not None for row in run.verdicts):
-            return Verdict("violation", run.verdicts, reader.explain())
+            return Verdict("violation", run.verdicts, _told_twice(reader))
         harmless = None if self._tokens_only else self._wrong_context(run, reader)
         if harmless is not None:
             return Verdict("violation", run.verdicts, harmless)
@@ -138,6 +139,26 @@ class Watch:
         _, first = min(found, key=lambda finding: finding[0])
         assert first.row is not None
         return first if _readable(self._oracle.target, run, first.row) else None
+
+
+# Statements by which a returned token is what was answered somewhere else: one token agrees by accident.
+_ANSWERED_ELSEWHERE = ("behind", "filler", "behind-pad", "elsewhere", "elsewhere-of-another")
+
+
+def _told_twice(reader: Reader) -> Explanation | None:
+    """Return what is wrong, with a word on where the token was answered only if a second row says the same.
+
+    An audit decodes the case again with other tokens. A run that is watched is not repeated, and its other wrong rows
+    are all there is to hold against such a word: it needs one that agrees, and none that does not.
+    """
+    first = reader.explain()
+    if first is None or first.facts.get("statement") not in _ANSWERED_ELSEWHERE:
+        return first
+    said = [one.facts.get("statement") for one in reader.of_each_row() if one.fingerprint == first.fingerprint]
+    if len(said) > 1 and len(set(said)) == 1:
+        return first
+    neutral = state("neither")
+    return replace(first, detail=neutral.detail, clauses=(), facts=neutral.facts)
 
 
 _OF_CONTEXTS = ("position", "mask", "cache")
@@ -258,9 +279,7 @@ def _more(oracle: AnyOracle) -> Callable[[tuple[int, ...], int], Sequence[int]]:
 
 
 @contextmanager
-def watching(
-    oracle: AnyOracle, case: WatchedCase, draft: Any = None, tokens_only: bool = False
-) -> Iterator[Watch]:
+def watching(oracle: AnyOracle, case: WatchedCase, draft: Any = None, tokens_only: bool = False) -> Iterator[Watch]:
     """Watch the oracle's target, and a draft, for as long as the context lasts."""
     trace = Trace()
     models = [Watched.of(oracle.target, TARGET), *([Watched.of(draft, DRAFT)] if draft is not None else [])]
