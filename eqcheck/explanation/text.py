@@ -27,6 +27,7 @@ from eqcheck.explanation.tokens import compared, shortened
 
 WIDTH = 100  # characters a line, where nothing says how wide the output is
 _EXPECTED, _AGAIN = ("expected", "got"), ("first", "again")  # of a seed: the same request twice
+RIGHT_SO_FAR = "tokens right so far"  # in spite of a wrong context
 _TITLE = 13  # characters of the longest title
 _ROWS, _BESIDE, _CLAUSES = 12, 3, 4
 _ALIKE = 3  # so many slots share a line
@@ -68,13 +69,47 @@ def headline(e: Explanation) -> str:
 
 
 def meaning(e: Explanation) -> str:
-    """Return what the kind means, as likely where it was found by search."""
+    """Return what the kind means, as likely where it was found by search, and whether a token shows it."""
     searched_for = e.search is not None and e.search.surprising
-    return f"{KINDS[e.kind].meaning} (likely)" if searched_for else KINDS[e.kind].meaning
+    likely = " (likely)" if searched_for else ""
+    return f"{KINDS[e.kind].meaning}{likely}{f'; {RIGHT_SO_FAR}' if e.harmless else ''}"
 
 
-def render(e: Explanation, needs: Sequence[str] | None = None, plain: str = "", width: int = WIDTH) -> str:
+def agreement(status: str, rows: int, ties: int) -> str:
+    """Return the text of a verdict in which nothing is wrong.
+
+    >>> agreement("equivalent", 3, 0)
+    'equivalent: 3 rows, every token is what the target returns alone'
+    >>> agreement("tie", 3, 2)
+    "tie: 3 rows, 2 tokens differ from the target's own choice by no more than rounding; all others are that choice"
+    """
+    if status != "tie":
+        return f"{status}: {many(rows, 'row')}, every token is what the target returns alone"
+    few = f"{many(ties, 'token')} differ{'s' * (ties == 1)}"
+    rest = "by no more than rounding; all others are that choice"
+    return f"tie: {many(rows, 'row')}, {few} from the target's own choice {rest}"
+
+
+def undecided(e: Explanation) -> str:
+    """Return the headline of an inconclusive verdict: what was seen, and what is missing.
+
+    >>> e = Explanation("unattributed", "unattributed", facts={"exceeding": 1, "counted": 24, "weight": "4.2"})
+    >>> print(undecided(e).replace("; ", ";\\n"))
+    inconclusive: 1 of 24 rows goes further from the target than rounding does;
+    the evidence is 4.2, and 10^6 decides: check more rows with this oracle
+    """
+    exceeding, counted, weight = (e.facts.get(name, "?") for name in ("exceeding", "counted", "weight"))
+    go = "goes" if exceeding == 1 else "go"
+    seen = f"{exceeding} of {counted} rows {go} further from the target than rounding does"
+    return f"inconclusive: {seen}; the evidence is {weight}, and 10^6 decides: check more rows with this oracle"
+
+
+def render(
+    e: Explanation, needs: Sequence[str] | None = None, plain: str = "", width: int = WIDTH, status: str = "violation"
+) -> str:
     """Return the text of an explanation, in lines of at most ``width`` characters; the rest as for `parts`.
+
+    An ``inconclusive`` one begins with what is missing.
 
     >>> from eqcheck.explanation.records import crash
     >>> print(render(crash("exception", "KeyError", "'x'")))
@@ -83,7 +118,8 @@ def render(e: Explanation, needs: Sequence[str] | None = None, plain: str = "", 
         KeyError: 'x'
     """
     width = min(width, WIDTH)
-    return "\n".join([filled(headline(e), width, 2), *laid_out(parts(e, needs, plain, width), width)])
+    first = undecided(e) if status == "inconclusive" else headline(e)
+    return "\n".join([filled(first, width, 2), *laid_out(parts(e, needs, plain, width), width)])
 
 
 def kinds_known(e: Explanation) -> bool:
@@ -229,6 +265,7 @@ def _note_of(e: Explanation) -> str:
             marks.append(f"{name} {kind}" if not nothing_expected(e) else kind)
     if e.observed is not None and e.observed in e.drafted:
         marks.append("got a draft token")
+    marks += ["right so far"] * e.harmless
     return f" ({', '.join(marks)})" if marks else ""
 
 

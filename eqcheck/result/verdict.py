@@ -13,7 +13,7 @@ from typing import Any
 from eqcheck.contract.errors import OutputError
 from eqcheck.contract.escaping import listed, one_line
 from eqcheck.explanation.records import Explanation, many
-from eqcheck.explanation.text import laid_out, parts, render
+from eqcheck.explanation.text import RIGHT_SO_FAR, agreement, render
 
 VERDICTS = ("equivalent", "tie", "inconclusive", "violation")
 
@@ -63,8 +63,8 @@ class Verdict:
     """Hold the oracle's verdict on one batch; it is truthy if every row is what the target generates alone.
 
     ``status`` is one of `VERDICTS`, or ``skipped`` if the decoder declined; ``declined`` is then the reason. ``tie``
-    (truthy) means that rows differ only where the target's logits tie within rounding. ``rows`` hold expected and
-    observed tokens; ``explanation`` is the cause as data. ``str()`` gives the explanation as text.
+    (truthy) means that rows differ only where the target's logits tie within rounding, in so many ``ties``. ``rows``
+    hold expected and observed tokens; ``explanation`` is the cause as data. ``str()`` gives the explanation as text.
 
     >>> verdict = Verdict("violation", (RowVerdict(0, expected=(4, 5), observed=(4,)), RowVerdict(1, (6,), (6,))))
     >>> bool(verdict), verdict.exact_match, verdict.prefix_match
@@ -75,6 +75,7 @@ class Verdict:
     rows: tuple[RowVerdict, ...]
     explanation: Explanation | None = None
     declined: str = ""
+    ties: int = 0
 
     def __bool__(self) -> bool:
         return self.status in ("equivalent", "tie")
@@ -88,7 +89,8 @@ class Verdict:
         if e is None:
             return f"<{self.status}>"
         right, got = ("the row's end" if token is None else token for token in (e.expected, e.observed))
-        at = f": row {e.row}, new token {e.token_index}: expected {right}, got {got}"
+        what = RIGHT_SO_FAR if e.harmless else f"expected {right}, got {got}"
+        at = f": row {e.row}, new token {e.token_index}: {what}"
         return one_line(f"<{self.status}: {e.fingerprint}{'' if e.row is None else at}>", 200)
 
     @property
@@ -106,12 +108,8 @@ class Verdict:
         if self.declined:
             return f"declined: {self.declined}"
         if self.explanation is None:
-            but = ", except in near-ties that rounding decides" if self.status == "tie" else ""
-            return f"{self.status}: {many(len(self.rows), 'row')}, every token is what the target returns alone{but}"
-        if self.status == "inconclusive":
-            lines = ["inconclusive: tokens differ, but not by more than the rounding of this dtype may explain so far"]
-            return "\n".join([*lines, *laid_out(parts(self.explanation))])
-        return render(self.explanation)
+            return agreement(self.status, len(self.rows), self.ties)
+        return render(self.explanation, status=self.status)
 
 
 def check_rows(outputs: Any, count: int, vocab_size: int, name: str = "outputs") -> tuple[tuple[int, ...], ...]:
