@@ -24,6 +24,7 @@ from eqcheck.contract.errors import CaseError
 from eqcheck.contract.options import SCORING
 from eqcheck.contract.requirements import unmet
 from eqcheck.contract.sizes import SERVED
+from eqcheck.explanation.internal import guarded
 from eqcheck.explanation.statements import NOTHING
 from eqcheck.lanes.checkpoint.conclusions import conclusions as of_counts
 from eqcheck.lanes.checkpoint.drawing import EngineCases
@@ -327,7 +328,9 @@ class CheckpointLane(Lane):
 
     def conclude(self) -> None:
         result = self.result
-        result.findings = [self._with_script(finding) for finding in result.findings]
+        for number, finding in enumerate(result.findings):
+            with guarded(result.internal, "render", finding.case):
+                result.findings[number] = self._with_script(finding)
         self.scripting.shutdown(wait=False, cancel_futures=True)
         for finding in result.findings:
             result.files |= shared(self.decoder, finding.case) if finding.script else {}
