@@ -10,10 +10,11 @@ from pathlib import Path
 from eqcheck.cli.pasting import spec_of
 from eqcheck.contract import registry
 from eqcheck.contract.architectures import is_class
-from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
+from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, INTERNAL, NOTHING, VIOLATION, UsageError
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.contract.requirements import refused
+from eqcheck.explanation.internal import EqcheckFailed
 from eqcheck.explanation.layout import WHOLE, columns
 from eqcheck.explanation.statements import power
 from eqcheck.explanation.text import headline, render
@@ -57,7 +58,11 @@ def replay(
     lane = new_lane(stored.case.lane, decoder, asked)
     declined = refused(stored.case, decoder.requires)
     if not declined:
-        outcome, shown = lane.again(stored.case, calls or html is not None)
+        try:
+            outcome, shown = lane.again(stored.case, calls or html is not None)
+        except EqcheckFailed as failed:
+            print(printable(f"ERROR: {failed.internal.text}"))
+            return INTERNAL
         declined = outcome.declined
     if declined:
         print(printable(f"DECLINED: {decoder.name}: {declined}; nothing was tested"))
