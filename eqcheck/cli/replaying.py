@@ -27,6 +27,10 @@ from eqcheck.result.story import DrawnDecode
 from eqcheck.store.casefile import StoredViolation, command, read_case, target_of, write_whole
 
 
+_OF_MANY = ("sampling/stray-law", "sampling/impossible-token")
+"""What a single case shows of a sampler that all cases of an audit together show to be wrong, and where."""
+
+
 def replay(
     path: Path,
     adapter: str | None = None,
@@ -173,8 +177,10 @@ def _told(name: str, stored: StoredViolation, outcome: Outcome, width: int) -> t
         words += f"The limit is from the case file; the usual one is {CASE_TIMEOUT:g} s.\n"
     now = explanation.fingerprint
     if before and before != now and not before.startswith(f"{now}:"):  # what an engine's case needs follows
-        unnamed = "sampling/stray-law" if before.startswith("sampling/") else "unattributed"
-        if stored.case.lane != "transparent" and now.startswith(unnamed):
+        unnamed = _OF_MANY if before.startswith("sampling/") else ("unattributed",)
+        if not stored.minimised:
+            words += f"When the audit ended, this case had not been looked into; it was read as {before} then.\n"
+        elif stored.case.lane != "transparent" and now.startswith(unnamed):
             words += f"The stored cause is {before}. It was found from other cases; this case alone does not show it.\n"
         else:
             words += f"The stored violation was {before}; it fails differently now.\n"

@@ -61,8 +61,12 @@ class SampledTarget(ABC):
         """Workers that decode one case after the other: in the order in which they are drawn they count as evidence."""
 
     @abstractmethod
+    def attributed(self, outcome: Outcome, lane: SampledLane) -> Outcome:
+        """A failing case with the cause that can be asserted of it, in an audit and whenever it is replayed."""
+
     def shown(self, outcome: Outcome, lane: SampledLane) -> Outcome:
-        """A failing case made smaller, or with the cause that can be asserted of it."""
+        """A failing case made smaller where that can be, with the cause that can be asserted of it."""
+        return self.attributed(outcome, lane)
 
     @abstractmethod
     def named(self, gathered: Gathered, outcomes: Sequence[Any]) -> Named | None:
@@ -177,7 +181,9 @@ class SampledLane(Lane):
             return Outcome(case, "skipped", declined=declined), ""
         with self.drawing():
             first = self.running.try_case(case)
-            if first.failed or first.declined or not case.crosses_after:
+            if first.failed:
+                return self.target.attributed(first, self), ""
+            if first.declined or not case.crosses_after:
                 return first, ""
             most = LONGER * case.crosses_after
             end = time.monotonic() + AGAIN_S

@@ -144,8 +144,9 @@ class TransparentLane(Lane):
         """A case decoded again; one with earlier requests also without them, each time in a process of its own."""
         if case.before:
             with Fresh(self.decoder.spec, self.limits) as fresh:
-                if fresh.usable:
-                    return verdict(fresh, case)
+                if fresh.usable:  # as often as an audit does it; else what is seen at once
+                    proof = SequenceSearch(fresh, lambda: None, self.source.claims).proof(case)
+                    return proof or verdict(fresh, case)
         with self.decoding(try_case) as running:
             return running.try_case(case, opinion=True)
 
