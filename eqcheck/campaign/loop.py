@@ -83,7 +83,7 @@ def concluded(audits: list[Audit]) -> Audit:
     result, *others = audits
     for other in others:
         result.join(other)
-    if _failed_fast(result):  # it ended before it could ask for more
+    if _failed_fast(result) or _hidden(result):  # it ended, or the rows did, before there could be more
         result.warnings = [said for said in result.warnings if not isinstance(said, Notice) or said.kind != VACUOUS]
     result.unreached = [left for left in result.unreached if not result.tally.tested[left.claim]]
     if result.unreached and result.tally.drawn:
@@ -91,6 +91,11 @@ def concluded(audits: list[Audit]) -> Audit:
         profile = result.options.profile.name if result.options.profile else ""
         result.warnings.append(Notice(claims.sentence(result.unreached, result.tally.drawn, profile), kind))
     return result
+
+
+def _hidden(result: Audit) -> bool:
+    """Return whether so many cases fail that what none of them exercised says nothing: rows go wrong before it."""
+    return bool(result.unknown) and 2 * result.tally.statuses["violation"] > result.tally.run
 
 
 def _failed_fast(result: Audit) -> bool:

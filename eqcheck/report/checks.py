@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 from eqcheck.contract.escaping import code, fenced, inline, one_line, printable
 from eqcheck.explanation.notice import INCONCLUSIVE
 from eqcheck.explanation.records import many
+from eqcheck.explanation.statements import unrepeated
 from eqcheck.report.content import Content, cases
 from eqcheck.report.schema import Report, ReportedViolation
 
@@ -43,7 +44,7 @@ def checks(report: Report, allow_declared: bool) -> list[Check]:
     """
     causes = [_of_violation(violation, allow_declared) for violation in report.violations]
     doubtful = [
-        Check(f"inconclusive: {one.fingerprint}", "inconclusive", "the output does not repeat", _text(one))
+        Check(f"inconclusive: {one.fingerprint}", "inconclusive", unrepeated(one.kind == "hang"), _text(one))
         for one in report.inconclusive
     ]
     broken = [

@@ -70,6 +70,8 @@ class TransparentTarget(SampledTarget):
             greedy = running.try_case(outcome.case.greedy(), opinion=True)
         if greedy.failed:
             return replace(greedy, drawn=outcome.drawn)
+        if read.component == "unattributed":  # there is no reading to withhold
+            return outcome
         detail = f"the trace of sampled rows shows {read.fingerprint}, but with greedy rows the request is correct"
         unclear = replace(read, component="unattributed", kind="unattributed", detail=detail, facts={}, subject="")
         return replace(outcome, explanation=unclear)
