@@ -78,6 +78,8 @@ class Equivalence:
         """The audit reached a verdict, and each violation listed as known still shows."""
         __tracebackhide__ = True
         audit = self._audited()
+        if audit.internal:
+            raise AssertionError("\n\n".join(error.text for error in audit.internal))
         if audit.verdict == "inconclusive":
             raise AssertionError("\n".join(["the audit could not tell:", *audit.warnings]))
         if audit.outdated:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PASSED_OVER = "eqcheck: cases passed over"
 KNOWN = "eqcheck: known faults"
+INTERNAL_ERRORS = "eqcheck: internal errors"
 CASES = 30  # of a law, if nothing else is given: ten laws have the 300 cases of an audit
 _OPTIONS = (
     "--adapter",
@@ -263,12 +264,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say which laws passed over cases, and why, and which known faults were seen."""
-    shown: dict[str, dict[str, None]] = {KNOWN: {}, PASSED_OVER: {}}
+    """Say which laws passed over cases, and why, which known faults were seen, and where eqcheck itself failed."""
+    shown: dict[str, dict[str, None]] = {KNOWN: {}, PASSED_OVER: {}, INTERNAL_ERRORS: {}}
     for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
         for name, text in getattr(report, "user_properties", ()):
             if name in shown and report.when == "call":  # a fault that several laws show is shown once
-                shown[name][text if name == KNOWN else f"{report.nodeid.rpartition('::')[2]}: {text}"] = None
+                shown[name][f"{report.nodeid.rpartition('::')[2]}: {text}" if name == PASSED_OVER else text] = None
     for title, lines in shown.items():
         if lines:
             terminalreporter.section(title)
@@ -277,13 +278,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A conformance suite has tested nothing if every law was skipped."""
+    """A conformance suite has tested nothing if every law was skipped; where eqcheck itself failed, pytest says so."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if session.config.getoption("--adapter") and reporter is not None and _broken(reporter):
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR  # as `eqcheck audit` does, whatever else was found
+        return
     if not session.config.getoption("--adapter") or session.exitstatus or reporter is None:
         return
     conformance = session.config.args == [str(_conformance())]
     if conformance and reporter.stats.get("skipped") and not reporter.stats.get("passed"):
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def _broken(reporter: pytest.TerminalReporter) -> bool:
+    """Return whether a law met an error of eqcheck itself."""
+    reports = itertools.chain.from_iterable(reporter.stats.values())
+    return any(name == INTERNAL_ERRORS for one in reports for name, _ in getattr(one, "user_properties", ()))
 
 
 @pytest.fixture(scope="session")

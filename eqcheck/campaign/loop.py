@@ -16,8 +16,11 @@ from eqcheck.attribution.state import leaked
 from eqcheck.campaign import events, joining
 from eqcheck.campaign.pace import Pace, interruptible, pointless
 from eqcheck.contract.decoders import Decoder
+from eqcheck.contract.errors import UsageError
 from eqcheck.contract.requirements import unmet
+from eqcheck.explanation.internal import UNEXPLAINED, InternalError, guarded, internal_error, note
 from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
+from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.lane import Lane, lane_named, lanes_of
 from eqcheck.result import claims
 from eqcheck.result.findings import Audit, Finding, Options
@@ -26,6 +29,7 @@ from eqcheck.store.casefile import stored_violation
 from eqcheck.store.corpus import Corpus
 
 UNREPEATED = "the case did not fail again when it was decoded alone, so no cause was searched for"
+_TRIES = 3  # cases of a group in which eqcheck itself may fail before the others of the group are left alone
 _LAST = 3  # cases that are looked into where time has ended without a violation
 _NOT_ASKED = "options of rows were not tested, because simpler cases fail already; fix those, then audit again"
 
@@ -73,12 +77,13 @@ def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda 
 def concluded(audits: list[Audit]) -> Audit:
     """The result of all lanes together, with the conclusions of each."""
     for audit in audits:
-        lane_named(audit.lane).conclusions(audit)
+        with guarded(audit.internal, "conclude", lane=audit.lane):
+            lane_named(audit.lane).conclusions(audit)
         audit.findings.sort(key=lambda finding: -finding.count)
     result, *others = audits
     for other in others:
         result.join(other)
-    if _failed_fast(result):  # it ended before it could ask for more
+    if _failed_fast(result) or _hidden(result):  # it ended, or the rows did, before there could be more
         result.warnings = [said for said in result.warnings if not isinstance(said, Notice) or said.kind != VACUOUS]
     result.unreached = [left for left in result.unreached if not result.tally.tested[left.claim]]
     if result.unreached and result.tally.drawn:
@@ -88,6 +93,11 @@ def concluded(audits: list[Audit]) -> Audit:
     return result
 
 
+def _hidden(result: Audit) -> bool:
+    """Return whether so many cases fail that what none of them exercised says nothing: rows go wrong before it."""
+    return bool(result.unknown) and 2 * result.tally.statuses["violation"] > result.tally.run
+
+
 def _failed_fast(result: Audit) -> bool:
     """Return whether a violation ended the drawing, one that is not known."""
     passing = result.options.fail_fast
@@ -95,7 +105,12 @@ def _failed_fast(result: Audit) -> bool:
 
 
 class Campaign:
-    """An audit while it runs. ``pending`` are the failing cases that belong to no finding yet."""
+    """An audit while it runs. ``pending`` are the failing cases that belong to no finding yet.
+
+    Where eqcheck itself fails in the work on a case, the error is recorded and the audit goes on. A failing case whose
+    cause cannot be searched for is set ``aside``: it counts with a finding of another case, if one is found, else as it
+    was judged.
+    """
 
     def __init__(self, lane: Lane, listen: events.Listener) -> None:
         self.lane, self.listen, self.result = lane, listen, lane.result
@@ -109,6 +124,9 @@ class Campaign:
         self.groups_seen: set[Hashable] = set()
         self.notes: dict[str, None] = {}
         self.hung: Counter[str] = Counter()
+        self.decoded = 0  # drawn cases, judged or not
+        self.aside: list[Outcome] = []
+        self.failed_tries: Counter[Hashable] = Counter()  # by group
         self.over = False
         self.pace, lane.on_loading = Pace(lane), partial(self.tell, events.Loading)
         lane.on_step = partial(self.tell, events.Working)
@@ -152,18 +170,43 @@ class Campaign:
             more = "; not every case below was made small: run the audit again to its end" if self.pending else ""
             self._keep_the_rest()
             self.result.warnings.append(f"interrupted{more}")
+        except UsageError:
+            raise
+        except Exception as error:  # the last resort: whatever it is, what was seen is reported
+            note(self.result.internal, internal_error("draw", error, lane=self.result.lane))
+            self._keep_the_rest()
 
     def finish(self) -> Audit:
         """Sum up what was seen."""
-        result = self.result
+        result, lane = self.result, self.result.lane
+        for outcome in self.aside:
+            self._count_or_add(outcome)
         result.unsettled = sum(outcome.drawn for outcome in self.pending.values())
         result.warnings[:0] = [*([result.decoder.note] if result.decoder.note else []), *self.notes]
         result.warnings += dict.fromkeys(self.corpus.warnings) if self.corpus else ()
-        self.lane.conclude()
+        with guarded(result.internal, "conclude", lane=lane):
+            self.lane.conclude()
         if not (result.interrupted or result.violations):
-            result.unreached = self.lane.unreached()
-        result.findings = [replace(one, others=joining.others(result, one)) for one in result.findings]
+            with guarded(result.internal, "conclude", lane=lane):
+                result.unreached = self.lane.unreached()
+        for number, finding in enumerate(result.findings):
+            with guarded(result.internal, "render", finding.case):
+                result.findings[number] = replace(finding, others=joining.others(result, finding))
         return result
+
+    def _count_or_add(self, outcome: Outcome) -> None:
+        """Count a case that was set aside with a finding that looks like it, or make it one of its own."""
+        if (number := self.result.explained_by(outcome)) is not None:
+            self.result.findings[number] = _with(self.result.findings[number], [outcome])
+        else:
+            self.add(self._unsettled(outcome, UNEXPLAINED), [outcome])
+
+    def _unsettled(self, outcome: Outcome, why: str) -> Finding:
+        """`Lane.unsettled`; where eqcheck fails even there, the finding says which case is wrong, and no more."""
+        with guarded(self.result.internal, "explain", outcome.case):
+            return self.lane.unsettled(outcome, why)
+        bare = Explanation("unattributed", "unattributed", detail=UNEXPLAINED)
+        return Lane.unsettled(self.lane, replace(outcome, explanation=outcome.explanation or bare))
 
     def _keep_the_rest(self) -> None:
         """Count what nobody had the time to look into with findings that look alike, or as findings of its own."""
@@ -174,7 +217,7 @@ class Campaign:
                     self.result.findings[number] = _with(finding, group)
                     break
             else:
-                self.add(self.lane.unsettled(group[0], UNTRIED), group)
+                self.add(self._unsettled(group[0], UNTRIED), group)
         self.pending = {}
 
     def tell(self, event: type[events.Event], *values: Any) -> None:
@@ -185,7 +228,11 @@ class Campaign:
         for path, stored in self.corpus.load().items() if self.corpus else ():
             if self.over or not (self.pace.replays() and self.lane.asks(stored.case) and self._meets(stored.case)):
                 continue
-            outcome = self._replayed(stored.case)
+            outcome = None
+            with guarded(self.result.internal, "judge", stored.case):
+                outcome = self._replayed(stored.case)
+            if outcome is None:
+                continue
             same = outcome.failed if self.lane.conditional else outcome.symptom == stored.fingerprint
             outcome = replace(outcome, drawn=False, minimal=stored.minimised and same)
             self.result.replayed.append(outcome)
@@ -205,7 +252,7 @@ class Campaign:
 
     def draw(self) -> bool:
         """Decode new cases until it is time to look into what fails, or there are no more; False: none was left."""
-        start, count = time.monotonic(), len(self.result.outcomes)
+        start, count = time.monotonic(), self.decoded
         until = None if self.over else self.pace.draws_until(start)
         if until is None:
             return False
@@ -213,13 +260,17 @@ class Campaign:
         for outcome in running.outcomes(self._cases(until)):
             if outcome.case.family in running.given_up:
                 continue
-            self.result.outcomes.append(outcome)
+            self.decoded += 1
+            if outcome.internal is not None:
+                note(self.result.internal, outcome.internal)
+            else:
+                self.result.outcomes.append(outcome)
             self.check()
             self.notes.update(dict.fromkeys([running.note] if running.note else []))
             if outcome.failed:
                 self.failing += self.result.claims(outcome.case)
                 self.gather(outcome)
-            done = len(self.result.outcomes), self.total, self.failing, False, self.result.lane, outcome
+            done = self.decoded, self.total, self.failing, False, self.result.lane, outcome
             self.tell(events.CaseDone, *done, *self.lane.evidence)
             self.over |= outcome.symptom == HANG and self._gives_up(outcome)
             self.over |= pointless(self.result.outcomes)
@@ -227,7 +278,7 @@ class Campaign:
                 break
         self.result.version = running.version or self.result.version
         self.result.drawing_s += time.monotonic() - start
-        return len(self.result.outcomes) > count
+        return self.decoded > count
 
     def _meets(self, case: Any) -> bool:
         """Return whether the decoder takes a case, as the report says of each case that was decoded."""
@@ -264,13 +315,14 @@ class Campaign:
             self.groups_seen.add(group)
             self.tell(events.ViolationSeen, outcome, len(self.groups_seen))
             if not outcome.minimal:
-                self.store(self.lane.unsettled(outcome, UNTRIED))
+                self.store(self._unsettled(outcome, UNTRIED))
 
     def store(self, finding: Finding, looked_into: bool = False) -> None:
         """Keep the case of a finding, unless it takes a look to know what the case needs."""
         if self.corpus and (looked_into or not self.lane.conditional):
             name = finding.id if self.lane.conditional else finding.outcome.symptom
-            self.corpus.store(stored_violation(self.result, finding, name), self.result.claims(finding.case))
+            with guarded(self.result.internal, "render", finding.case):
+                self.corpus.store(stored_violation(self.result, finding, name), self.result.claims(finding.case))
 
     def groups(self) -> list[list[Outcome]]:
         groups: dict[Hashable, list[Outcome]] = {}
@@ -317,7 +369,7 @@ class Campaign:
             findings = None
             if not self._counts(outcome):
                 self._tell_settling(outcome.symptom, len(self.result.findings) + 1)
-                if eager and not self.lane.tells(outcome):
+                if eager and not self._tells(outcome):
                     continue
                 findings = self._findings(outcome, group, groups)
             group.remove(outcome)
@@ -328,19 +380,45 @@ class Campaign:
     def _findings(self, outcome: Outcome, group: list[Outcome], groups: int) -> list[Finding] | None:
         """Add the findings that a failing case shows; None where it does not fail again.
 
-        So many ``groups`` still wait for their turn, and share the time.
+        So many ``groups`` still wait for their turn, and share the time. Where eqcheck itself fails, the case is set
+        aside; after a few of a group, the whole group.
         """
-        findings = self.lane.explain(outcome, group, partial(self.pace.left, groups, len(self.pending)))
+        findings: list[Finding] | None = []
+        failed = True
+        with guarded(self.result.internal, "explain", outcome.case):
+            findings = self.lane.explain(outcome, group, partial(self.pace.left, groups, len(self.pending)))
+            failed = False
+        if failed:
+            self._set_aside(outcome, group)
         for finding in findings or ():
             self.add(finding, [outcome], looked_into=True)
         if findings is None:
-            doubtful = replace(self.lane.unsettled(outcome, UNREPEATED), standing="inconclusive")
+            doubtful = replace(self._unsettled(outcome, UNREPEATED), standing="inconclusive")
             self.add(doubtful, [outcome])
         return findings
 
+    def _set_aside(self, outcome: Outcome, group: list[Outcome]) -> None:
+        self.aside.append(outcome)
+        likeness = self._likeness(outcome)
+        self.failed_tries[likeness] += 1
+        if self.failed_tries[likeness] >= _TRIES:
+            for other in group:
+                if other is not outcome and self.pending.pop(id(other), None) is not None:
+                    self.aside.append(other)
+            group[:] = [outcome]
+
+    def _tells(self, outcome: Outcome) -> bool:
+        tells = False
+        with guarded(self.result.internal, "explain", outcome.case):
+            tells = self.lane.tells(outcome)
+        return tells
+
     def _counts(self, outcome: Outcome) -> bool:
         """Count a failing case with the finding that it belongs to, if there is one."""
-        if (number := self.lane.counted(outcome)) is not None:
+        number = None
+        with guarded(self.result.internal, "explain", outcome.case):
+            number = self.lane.counted(outcome)
+        if number is not None:
             self.result.findings[number] = _with(self.result.findings[number], [outcome])
         return number is not None
 

@@ -20,6 +20,7 @@ from msgspec import Meta
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.limits import REPORT_BYTES, REPORT_LEVELS
+from eqcheck.explanation.internal import InternalError
 from eqcheck.explanation.notice import kind_of
 from eqcheck.explanation.records import Explanation
 from eqcheck.result.claims import Claim, Unreached
@@ -117,6 +118,7 @@ class LaneResults:
     telling: tuple[float, OutcomeRecord] | None = None
     warning_kinds: tuple[str, ...] = ()
     unreached: tuple[Unreached, ...] = ()
+    internal: tuple[InternalError, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,7 @@ def part_of(audit: Audit) -> LaneResults:
         telling=(audit.telling[0], _seen(audit.telling[1])) if audit.telling else None,
         warning_kinds=tuple(map(kind_of, audit.warnings)),
         unreached=tuple(audit.unreached),
+        internal=tuple(audit.internal),
     )
 
 

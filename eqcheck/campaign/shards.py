@@ -43,6 +43,7 @@ from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
+from eqcheck.explanation.internal import note
 from eqcheck.explanation.notice import with_kinds
 from eqcheck.explanation.records import many
 from eqcheck.result.findings import Audit, Finding, Options
@@ -234,6 +235,8 @@ class _Lane:
         result.files |= part.files
         known = {entry.claim for entry in result.unreached}
         result.unreached += [entry for entry in part.unreached if entry.claim not in known]
+        for error in part.internal:
+            note(result.internal, error)
         self.versions |= {part.version: None} if part.version else {}
         self.warnings |= dict.fromkeys(with_kinds(part.warnings, part.warning_kinds))
         for finding in (finding_of(*entry) for entry in part.findings):

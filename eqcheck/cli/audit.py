@@ -20,7 +20,7 @@ from eqcheck.cli.common import broken, examples, import_models, stdout_to_stderr
 from eqcheck.cli.plan import Plan
 from eqcheck.contract import extras, known_violations, registry, repository
 from eqcheck.contract.decoders import Decoder
-from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
+from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, INTERNAL, NOTHING, VIOLATION, UsageError
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.family import LLAMA
 from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
@@ -182,6 +182,9 @@ def execute(plan: Plan) -> int:
     done = {name: found[name] for name in places if name in found}
     reports = [report for _, report in done.values()]
     outputs.tell(reports, _text(plan, reports, [str(places[name]) for name in done]), plan, decoders)
+    for report in reports:
+        for error in report.internal_errors:
+            print(f"eqcheck: {printable(error.text)}", file=sys.stderr)
     return exit_code([audit for audit, _ in done.values()], plan.allow_known, plan.max_draft_loss)
 
 
@@ -232,9 +235,9 @@ def _text(plan: Plan, reports: Sequence[Report], places: Sequence[str]) -> str:
         from eqcheck.report.schema import to_builtins
 
         return json.dumps({"reports": [to_builtins(report) for report in reports]})
-    from eqcheck.report.terminal import summary
+    from eqcheck.report.media import in_terminal
 
-    return printable(summary(reports, places))
+    return printable(in_terminal(reports, places))
 
 
 def _check_installed(plan: Plan) -> None:
@@ -297,6 +300,8 @@ def _audits(
 def exit_code(results: Sequence[Audit], allow_known: bool, max_draft_loss: float | None = None) -> int:
     from eqcheck.result import losses
 
+    if any(result.internal for result in results):  # first: whatever else was found, the tool has to be mended
+        return INTERNAL
     if any(result.interrupted for result in results):
         return INCONCLUSIVE
     if any(result.failing(allow_known) or result.stale or result.outdated for result in results):

@@ -82,7 +82,8 @@ def _stream(option: str, path: Path) -> Iterator[TextIO]:
 
 def tell(reports: Sequence[Report], text: str, options: Plan, decoders: Sequence[Decoder]) -> None:
     """Print the results of an audit, and hand them on; ``text`` is for people, or the one JSON object."""
-    from eqcheck.report.checks import commands_of, junit, step_summary, untrusted
+    from eqcheck.report.checks import commands_of, step_summary, untrusted
+    from eqcheck.report.media import as_junit
 
     mixed = options.json or str(options.ndjson) == "-"  # standard output is for a program
     on_github = os.environ.get("GITHUB_ACTIONS") == "true"
@@ -98,7 +99,7 @@ def tell(reports: Sequence[Report], text: str, options: Plan, decoders: Sequence
             _appended(Path(page), step_summary(reports, options.allow_known))
     if options.junit:
         places = {each.name: _place(each) for each in decoders}
-        _written(options.junit, junit(reports, options.allow_known, places))
+        _written(options.junit, as_junit(reports, options.allow_known, places))
 
 
 def _place(decoder: Decoder) -> tuple[str, int]:

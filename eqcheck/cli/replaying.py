@@ -10,10 +10,11 @@ from pathlib import Path
 from eqcheck.cli.pasting import spec_of
 from eqcheck.contract import registry
 from eqcheck.contract.architectures import is_class
-from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
+from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, INTERNAL, NOTHING, VIOLATION, UsageError
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.contract.requirements import refused
+from eqcheck.explanation.internal import EqcheckFailed
 from eqcheck.explanation.layout import WHOLE, columns
 from eqcheck.explanation.statements import power
 from eqcheck.explanation.text import headline, render
@@ -24,6 +25,10 @@ from eqcheck.result.findings import Options
 from eqcheck.result.outcome import Outcome
 from eqcheck.result.story import DrawnDecode
 from eqcheck.store.casefile import StoredViolation, command, read_case, target_of, write_whole
+
+
+_OF_MANY = ("sampling/stray-law", "sampling/impossible-token")
+"""What a single case shows of a sampler that all cases of an audit together show to be wrong, and where."""
 
 
 def replay(
@@ -57,7 +62,11 @@ def replay(
     lane = new_lane(stored.case.lane, decoder, asked)
     declined = refused(stored.case, decoder.requires)
     if not declined:
-        outcome, shown = lane.again(stored.case, calls or html is not None)
+        try:
+            outcome, shown = lane.again(stored.case, calls or html is not None)
+        except EqcheckFailed as failed:
+            print(printable(f"ERROR: {failed.internal.text}"))
+            return INTERNAL
         declined = outcome.declined
     if declined:
         print(printable(f"DECLINED: {decoder.name}: {declined}; nothing was tested"))
@@ -168,8 +177,10 @@ def _told(name: str, stored: StoredViolation, outcome: Outcome, width: int) -> t
         words += f"The limit is from the case file; the usual one is {CASE_TIMEOUT:g} s.\n"
     now = explanation.fingerprint
     if before and before != now and not before.startswith(f"{now}:"):  # what an engine's case needs follows
-        unnamed = "sampling/stray-law" if before.startswith("sampling/") else "unattributed"
-        if stored.case.lane != "transparent" and now.startswith(unnamed):
+        unnamed = _OF_MANY if before.startswith("sampling/") else ("unattributed",)
+        if not stored.minimised:
+            words += f"When the audit ended, this case had not been looked into; it was read as {before} then.\n"
+        elif stored.case.lane != "transparent" and now.startswith(unnamed):
             words += f"The stored cause is {before}. It was found from other cases; this case alone does not show it.\n"
         else:
             words += f"The stored violation was {before}; it fails differently now.\n"

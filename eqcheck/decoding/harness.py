@@ -173,9 +173,11 @@ def answered(
         return Run(case, truth, trace, None, Explanation("crash", "hang", detail=str(error)))
     except Unsupported as error:
         return Run(case, truth, trace, None, declined=why(error))
-    except (KeyboardInterrupt, NotRead, TapFailed):
+    except (NotRead, TapFailed):
         raise
     except BaseException as error:  # the decoder's, whatever it is: the audit reports it and goes on
+        if _of_the_user(error):
+            raise
         failure = crash("exception", type(error).__name__, _message(error))
         text = printable("".join(traceback.format_exception(error)))
         return Run(case, truth, trace, None, failure, text)
@@ -189,9 +191,16 @@ def answered(
             right = zip(case.options, truth.rows, map(len, returned), strict=True)
             truth = replace(truth, rows=tuple(options.until(row, count) for options, row, count in right))
         return Run(case, truth, trace, returned, completions=completions)
-    except Exception as error:  # OutputError, or anything that looking at the decoder's objects raises
+    except BaseException as error:  # OutputError, or anything that looking at the decoder's objects raises
+        if _of_the_user(error):
+            raise
         what = _what(outputs) if isinstance(error, OutputError) else type(outputs).__name__
         return Run(case, truth, trace, None, crash("invalid-output", what, _message(error)))
+
+
+def _of_the_user(error: BaseException) -> bool:
+    """Return whether an exception may be the user's Ctrl-C; worker processes ignore that, so there it is not."""
+    return isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
 
 
 def why(declined: Unsupported) -> str:

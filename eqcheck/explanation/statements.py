@@ -453,3 +453,13 @@ def _content(d: Deviation) -> str:
     if d.source == "filler":
         return f"{d.origin} (token {d.token})"
     return held_within(d.source, d.of_row, d.of_position, d.token) or d.origin or "an unknown entry"
+
+
+def unrepeated(hung: bool) -> str:
+    """Why a failure is in doubt that was not seen again; one that ``hung`` may have been slow, which is told apart.
+
+    >>> unrepeated(hung=True)
+    'no answer within the time limit, and an answer when it was decoded again'
+    """
+    slow = "no answer within the time limit, and an answer when it was decoded again"
+    return slow if hung else "the output does not repeat"

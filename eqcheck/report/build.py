@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import platform
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from eqcheck import __version__
+from eqcheck.case.record import AnyCase
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.kinds import KINDS
+from eqcheck.explanation.internal import InternalError
 from eqcheck.explanation.notice import LIMIT, kind_of
 from eqcheck.explanation.text import render
-from eqcheck.report.markdown import to_markdown
+from eqcheck.report.media import MARKDOWN, PAGE, in_all_media
 from eqcheck.report.schema import (
     FORMAT,
     Cases,
@@ -35,9 +39,19 @@ from eqcheck.report.schema import (
 )
 from eqcheck.result import losses
 from eqcheck.result.findings import Audit, Finding, by_cause
-from eqcheck.store.casefile import command, file_stem, read_case, stored_violation, target_of, write_whole
+from eqcheck.store.casefile import (
+    StoredViolation,
+    case_of,
+    command,
+    file_stem,
+    read_case,
+    stored_violation,
+    target_of,
+    write_whole,
+)
 
 _FOLDERS = {"violation": "cases", "discovery": "discoveries", "inconclusive": "inconclusive"}
+_INTERNAL = "internal"  # the folder of cases in which eqcheck itself failed
 _PACKAGES = ("torch", "transformers", "hypothesis")
 
 
@@ -47,25 +61,24 @@ def write(audit: Audit, folder: Path) -> Report:
     Files of earlier audits that the report does not name are removed. On a full disk what is there stays, and the
     report has a warning.
     """
-    report = report_of(audit, folder)
+    report, texts = in_all_media(audit, lambda: report_of(audit, folder))
     files = {
         _case_file(folder, finding): stored_violation(audit, finding, finding.id).to_json()
         for finding in audit.findings
     }
     files |= {_script_file(folder, finding): finding.script for finding in audit.findings if finding.script}
     files |= {folder / name: text for name, text in audit.files.items()}
+    files |= dict(_unjudged(audit, folder))
     try:
         for path, text in files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, text)
         write_whole(folder / "report.json", json.dumps(to_builtins(report), indent=1) + "\n")
-        write_whole(folder / "report.md", to_markdown(report))
-        from eqcheck.report.page import to_html  # jinja, which only a page needs
-
-        write_whole(folder / "report.html", to_html(report))
+        for name in (MARKDOWN, PAGE):
+            write_whole(folder / name, texts[name])
         for path in {
             *folder.glob("*.py"),
-            *(file for name in _FOLDERS.values() for file in folder.glob(f"{name}/*.json")),
+            *(file for name in (*_FOLDERS.values(), _INTERNAL) for file in folder.glob(f"{name}/*.json")),
         }:
             if path not in files and _is_ours(path):
                 path.unlink(missing_ok=True)
@@ -128,6 +141,7 @@ def report_of(audit: Audit, folder: Path) -> Report:
         outdated=tuple(audit.outdated),
         served=_served(audit),
         unreached=tuple(audit.unreached),
+        internal_errors=tuple(_reported(audit, error, folder) for error in audit.internal),
         written=audit.written,
         command=audit.command,
         interrupted=audit.interrupted,
@@ -224,6 +238,32 @@ def _case_file(folder: Path, finding: Finding) -> Path:
 
 def _script_file(folder: Path, finding: Finding) -> Path:
     return folder / f"{file_stem(finding.id)}.py"
+
+
+def _internal_file(folder: Path, case: AnyCase) -> Path:
+    return folder / _INTERNAL / f"{case.lane}-{case.id}.json"
+
+
+def _unjudged(audit: Audit, folder: Path) -> Iterator[tuple[Path, str]]:
+    """The cases in which eqcheck itself failed, as files that `eqcheck replay` decodes; no violation is known of them."""
+    options = audit.options
+    for error in audit.internal:
+        if error.case is None:
+            continue
+        case = case_of(error.case)
+        isolated = options.isolate or case.lane.startswith("checkpoint")
+        memory = options.case_memory if options.isolate else None
+        adapter = audit.decoder.spec or audit.decoder.name
+        stored = StoredViolation(case, adapter, None, options.case_timeout, isolated, memory, minimised=False)
+        yield _internal_file(folder, case), stored.to_json()
+
+
+def _reported(audit: Audit, error: InternalError, folder: Path) -> InternalError:
+    """An error of eqcheck with the command that decodes its case again."""
+    if error.case is None:
+        return error
+    case = case_of(error.case)
+    return replace(error, reproduce=command(_internal_file(folder, case), audit.decoder.spec, target_of(case)))
 
 
 def _is_ours(path: Path) -> bool:

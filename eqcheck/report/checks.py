@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 from eqcheck.contract.escaping import code, fenced, inline, one_line, printable
 from eqcheck.explanation.notice import INCONCLUSIVE
 from eqcheck.explanation.records import many
+from eqcheck.explanation.statements import unrepeated
 from eqcheck.report.content import Content, cases
 from eqcheck.report.schema import Report, ReportedViolation
 
@@ -43,10 +44,13 @@ def checks(report: Report, allow_declared: bool) -> list[Check]:
     """
     causes = [_of_violation(violation, allow_declared) for violation in report.violations]
     doubtful = [
-        Check(f"inconclusive: {one.fingerprint}", "inconclusive", "the output does not repeat", _text(one))
+        Check(f"inconclusive: {one.fingerprint}", "inconclusive", unrepeated(one.kind == "hang"), _text(one))
         for one in report.inconclusive
     ]
-    return [_verdict(report, causes), *causes, *doubtful]
+    broken = [
+        Check(f"internal error: {one.error}", "inconclusive", one.headline, one.text) for one in report.internal_errors
+    ]
+    return [_verdict(report, causes), *causes, *doubtful, *broken]
 
 
 def failing(found: Sequence[Check]) -> list[Check]:
@@ -70,6 +74,8 @@ def _verdict(report: Report, causes: Sequence[Check]) -> Check:
         return Check("verdict", "failed", f"on trained models {pair.equivalent} of {pair.rows} rows are right")
     if not report.cases.run:
         return Check("verdict", "inconclusive", "nothing was tested")
+    if report.internal_errors:
+        return Check("verdict", "inconclusive", f"{run}: {report.internal_errors[0].headline}")
     doubt = next((warning for warning in report.noticed if warning.kind == INCONCLUSIVE), "")
     if report.interrupted or report.verdict == "inconclusive" or report.inconclusive or doubt:
         why = "interrupted" if report.interrupted else doubt or "inconclusive"

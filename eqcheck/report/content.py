@@ -10,7 +10,7 @@ from eqcheck.contract.decoders import FAMILIES
 from eqcheck.explanation.layout import WHOLE, table
 from eqcheck.explanation.notice import VACUOUS, Notice
 from eqcheck.explanation.records import many
-from eqcheck.explanation.statements import power
+from eqcheck.explanation.statements import power, unrepeated
 from eqcheck.lanes.about import About, about, in_axis
 from eqcheck.report.schema import Report, ReportedViolation
 from eqcheck.result.declining import summary
@@ -107,7 +107,7 @@ class Content:
             named = ", ".join(where or [str(finding.case.get("family", "-"))])
             return f"{cases(finding)} of families that are not claimed ({named})"
         drawn = self.shown_by(finding, self.counted(finding))
-        drawn += "; the output does not repeat" if standing == "inconclusive" else ""
+        drawn += f"; {unrepeated(finding.kind == 'hang')}" if standing == "inconclusive" else ""
         return f"{drawn}, known" if finding.known else drawn
 
     def shown_by(self, finding: ReportedViolation, of: str = "") -> str:

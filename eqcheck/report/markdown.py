@@ -19,7 +19,7 @@ from eqcheck.result.tally import DUE_SAMPLED
 def to_markdown(report: Report) -> str:
     """The report for a reader; texts of the decoder stay in their places."""
     content = Content(report)
-    blocks = [*_head(content), *_warnings(report), *_served(content), *_families(content)]
+    blocks = [*_head(content), *_internal(report), *_warnings(report), *_served(content), *_families(content)]
     blocks += [block for standing, finding in content.findings for block in _finding(content, finding, standing)]
     blocks += [*_exercised(content), "## Not shown by a clean audit", content.lane.clean_shows]
     return "\n".join(f"{block}\n" for block in blocks)
@@ -74,6 +74,12 @@ def _listed(lines: Sequence[str]) -> str:
 def _warnings(report: Report) -> list[str]:
     warnings = [f"- {inline(warning)}" for warning in report.warnings]
     return ["## Warnings", "\n".join(warnings)] if warnings else []
+
+
+def _internal(report: Report) -> list[str]:
+    """The errors of eqcheck itself, each with its traceback."""
+    shown = ["\n".join(fenced(error.text)) for error in report.internal_errors]
+    return ["## Internal errors", *shown] if shown else []
 
 
 def _served(content: Content) -> list[str]:

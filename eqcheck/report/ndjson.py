@@ -9,7 +9,7 @@ Every object has ``event`` and ``decoder``. The first of a decoder, ``started``,
 | ``violation-seen`` | ``number``, ``fingerprint``, ``case``: not confirmed yet |
 | ``settling`` | ``fingerprint`` (null: the last), ``done`` and ``total`` failing cases |
 | ``settled`` | ``fingerprint``, ``standing``, ``needs``, ``count``, ``case`` |
-| ``finished`` | ``verdict``, ``cases``, ``violations`` with their counts, ``elapsed_s``, ``interrupted`` |
+| ``finished`` | ``verdict``, ``cases``, ``violations`` with their counts, ``elapsed_s``, ``interrupted``; ``internal_errors`` if any |
 
 A cluster counts cases, so its ``case-done`` has no case. `observation` tells the cases alone, in the format of the
 observability of Hypothesis, which its viewers read.
@@ -24,6 +24,7 @@ from typing import Any, Final, TextIO
 
 from eqcheck.campaign.events import CaseDone, Event, Finished, Loading, Settled, Settling, Started, ViolationSeen
 from eqcheck.contract.escaping import cleaned
+from eqcheck.result.outcome import UNJUDGED
 
 FORMAT: Final = "eqcheck-events/1"
 
@@ -72,13 +73,14 @@ def told(event: Event) -> dict[str, Any] | None:
         case Finished(audit=audit):
             violations = {fingerprint: sum(f.count for f in found) for fingerprint, found in audit.causes.items()}
             more = {"verdict": audit.verdict, "cases": audit.tally.run, "violations": violations}
+            more |= {"internal_errors": len(audit.internal)} if audit.internal else {}
             name, more = "finished", {**more, "elapsed_s": round(audit.elapsed, 1), "interrupted": audit.interrupted}
         case _:
             return None
     return {"event": name, "decoder": event.decoder, **more}
 
 
-_STATUS = {"violation": "failed", "skipped": "gave_up"}  # all others passed
+_STATUS = {"violation": "failed", "skipped": "gave_up", UNJUDGED: "gave_up"}  # all others passed
 _BEGUN = time.time()
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from eqcheck.contract.escaping import cleaned
+from eqcheck.explanation.internal import InternalError
 from eqcheck.explanation.notice import Notice, with_kinds
 from eqcheck.explanation.records import Explanation
 from eqcheck.result.claims import Unreached
@@ -208,6 +209,7 @@ class Report:
       many lost draft tokens.
     - ``written``: the date in UTC; ``command``: the command as typed.
     - ``unreached``: claims of the decoder that no drawn case tested, each with how many cases would have.
+    - ``internal_errors``: errors of eqcheck itself; cases that it could not judge are in no count.
     """
 
     format: Literal["eqcheck-report/2"]
@@ -254,6 +256,7 @@ class Report:
     due_drafts: dict[str, tuple[Count, Count]] = field(default_factory=dict)
     pairs: dict[str, Count] = field(default_factory=dict)
     unreached: tuple[Unreached, ...] = ()
+    internal_errors: tuple[InternalError, ...] = ()
 
     @property
     def noticed(self) -> list[Notice]:

@@ -72,6 +72,7 @@ def _verdict(content: Content, folder: str, width: int, short: bool) -> list[str
         line += "; all of it is known"
     if failed and report.cases.inconclusive:
         line += f"; {many(report.cases.inconclusive, 'other failing case')} inconclusive"
+    line += "; eqcheck itself failed, see INTERNAL ERROR" if report.internal_errors else ""
     line += "; VACUOUS, see the warning" if content.loud else ""
     if report.equivalence.exact_match not in (None, 1):
         line += f"; exact match {content.exact}, prefix match {content.prefix}"
@@ -132,6 +133,7 @@ def _about(content: Content, width: int, short: bool) -> list[str]:
         )
     lines += [*content.sampled[: 1 if short else 4], *content.memory]
     lines += [f"WARNING {warning}" for warning in report.warnings]
+    lines += [f"INTERNAL ERROR: {error.headline}" for error in report.internal_errors]
     return [wrapped(f"{report.decoder.name}: {line}", width) for line in lines]
 
 

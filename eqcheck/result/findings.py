@@ -13,6 +13,7 @@ from eqcheck.contract.known_violations import Known
 from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.contract.profiles import Profile
 from eqcheck.contract.sizes import WIDE, Bounds
+from eqcheck.explanation.internal import InternalError, note
 from eqcheck.explanation.records import Explanation, many
 from eqcheck.result.claims import Unreached
 from eqcheck.result.outcome import Outcome
@@ -169,7 +170,8 @@ class Audit:
     fails beside them: entries are past or gone, or too many draft tokens are lost. ``written`` is the date, ``command``
     what was typed. ``counted`` are cases drawn elsewhere, without outcomes here. ``wealth`` and ``exclusion`` make up
     the evidence; ``telling`` is the case that adds most to it, with the natural logarithm of that.
-    ``unreached`` are the claims that no drawn case tested.
+    ``unreached`` are the claims that no drawn case tested. ``internal`` are the errors of eqcheck itself; a case that
+    it could not judge is in no count.
     """
 
     decoder: Decoder
@@ -200,6 +202,7 @@ class Audit:
     exclusion: Exclusion | None = None
     telling: tuple[float, Outcome] | None = None
     unreached: list[Unreached] = field(default_factory=list)
+    internal: list[InternalError] = field(default_factory=list)
     _tally: tuple[tuple[int, int], Tally] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
@@ -231,6 +234,8 @@ class Audit:
         self.drawing_s += other.drawing_s
         self.interrupted |= other.interrupted
         self.unreached += other.unreached
+        for error in other.internal:
+            note(self.internal, error)
         self.evidence = other.evidence or self.evidence
         self.files |= other.files
 
@@ -279,10 +284,13 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """``violation`` if one was confirmed, ``inconclusive`` if runs disagreed, or a claim or all was untested."""
+        """``violation`` if one was confirmed, ``inconclusive`` if runs disagreed, or a claim or all was untested.
+
+        It is inconclusive as well where eqcheck itself failed: nothing that it could not judge passes for right.
+        """
         if self.violations or (self.real_pair and self.real_pair.wrong):
             return "violation"
-        unclear = bool(self.doubtful or self.interrupted or self.unsettled or self.vacuous or self.silent)
+        unclear = bool(self.internal or self.doubtful or self.interrupted or self.unsettled or self.vacuous or self.silent)
         unclear |= self.evidence is not None and self.evidence.verdict == "inconclusive"
         return merge(
             [*["inconclusive"] * unclear, *(status for status in self.tally.statuses if status != "violation")]

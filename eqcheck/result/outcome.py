@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from eqcheck.explanation.internal import InternalError
 from eqcheck.explanation.records import Explanation
 from eqcheck.result.story import Story
 
 HANG = "crash/hang"
 HANGS_TO_GIVE_UP = 3
 UNTRIED = "the time ended before a cause was searched for"
+UNJUDGED = "unjudged"  # the status of a case in whose judging eqcheck itself failed
 
 
 class CaseLog(NamedTuple):
@@ -57,6 +59,8 @@ class Outcome:
     handed in all its calls, and those of them that a query saw. ``drawn`` is False for a case of the corpus,
     ``minimal`` is True where nothing smaller fails like it.
 
+    ``internal`` is set where eqcheck itself failed: the case is not judged then, and its status is `UNJUDGED`.
+
     ``seconds`` is what decoding and judging took, ``history`` what the decoder decoded before, ``story`` what befell
     the row, which comes with a second look where calls are seen; two outcomes that differ in these alone are equal.
     """
@@ -75,6 +79,7 @@ class Outcome:
     tied: tuple[NearTie, ...] = ()
     slots: tuple[int, int] = (0, 0)
     luck: tuple[str, str] = ("", "")
+    internal: InternalError | None = None
     drawn: bool = True
     minimal: bool = field(default=False, compare=False)
     seconds: float = field(default=0.0, compare=False)
@@ -102,3 +107,8 @@ class Outcome:
     def repeats(self, other: Outcome) -> bool:
         """Return whether a second run gave the same answer, or failed in the same way."""
         return (self.symptom, self.outputs) == (other.symptom, other.outputs)
+
+
+def unjudged(internal: InternalError, case: Any) -> Outcome:
+    """The outcome of a case in whose judging eqcheck itself failed."""
+    return Outcome(case, UNJUDGED, internal=internal)

@@ -110,7 +110,7 @@ class Corpus:
 
 def kept(violation: StoredViolation, decoder: str, root: Path = Path(".eqcheck")) -> Path:
     """Write a case that a test found to the decoder's folder of the corpus; to a temporary one if that cannot be."""
-    name = f"{file_stem(str(violation.fingerprint))}-{violation.case.id}.json"
+    name = f"{file_stem(violation.fingerprint or violation.case.lane)}-{violation.case.id}.json"
     folder = Corpus(root, decoder).folder
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import sys
@@ -28,9 +29,10 @@ import numpy as np
 import torch
 
 from eqcheck.contract import registry
-from eqcheck.contract.decoders import Decoder, Generate, Request, hook
+from eqcheck.contract.decoders import Decoder, Generate, Request
 from eqcheck.contract.errors import UsageError
-from eqcheck.result.outcome import HANG, Outcome
+from eqcheck.explanation.internal import internal_error
+from eqcheck.result.outcome import HANG, Outcome, unjudged
 from eqcheck.workers.worker import (
     Limits,
     LocalWorker,
@@ -39,6 +41,7 @@ from eqcheck.workers.worker import (
     TryCase,
     Workers,
     guard_group,
+    said_by,
     set_up,
     unguarded,
 )
@@ -107,8 +110,6 @@ class ForkWorker(ProcessWorker):
             self._receive(timeout, "no answer within {:g} s", _GRACE_S)
             message = self._receive(_OURS_S, "no verdict within {:g} s")
         _, outcome, self.note = message
-        if isinstance(outcome, BaseException):
-            raise outcome
         assert isinstance(outcome, Outcome)
         if outcome.fingerprint in (HANG, f"crash/exception:{MemoryLimit.__name__}"):
             self.kill()  # whatever it still holds
@@ -254,15 +255,18 @@ def _serve(pipe: Connection, decoder: str | Decoder, limits: Limits, task: TryCa
     said: list[str] = []
     with set_up(decoder, said) as generate:
         ceiling = _held() + limits.memory if limits.memory and resource else None
-        pipe.send(("ready", str(hook(generate, "version"))))
+        pipe.send(("ready", said_by(generate, "version")))
         while (work := pipe.recv()) is not None:
             case, timeout, opinion = work
-            outcome: Outcome | BaseException
             try:
                 outcome = task(_announced(generate, pipe, ceiling), case, timeout, opinion=opinion)
-            except Exception as error:
-                outcome = error
-            pipe.send(("outcome", outcome, hook(generate, "note")))
+            except BaseException as error:  # whatever an object of the decoder's raises when it is looked at
+                outcome = unjudged(internal_error("explain" if opinion else "judge", error, case), case)
+            try:
+                pipe.send(("outcome", outcome, said_by(generate, "note")))
+            except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:
+                # What was judged holds an object that stays in this process.
+                pipe.send(("outcome", unjudged(internal_error("judge", error, case), case), ""))
     pipe.send(("closed", said))
 
 

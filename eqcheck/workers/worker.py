@@ -24,9 +24,10 @@ from eqcheck.contract.decoders import Decoder, Generate, Request, hook
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.limits import CASE_TIMEOUT
 from eqcheck.contract.requirements import Guarded
+from eqcheck.explanation.internal import EqcheckFailed, internal_error
 from eqcheck.explanation.notice import LIMIT
 from eqcheck.explanation.records import Explanation, crash
-from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, CaseLog, Outcome
+from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, CaseLog, Outcome, unjudged
 from eqcheck.workers.serve import NO_BYTECODE
 
 TryCase = Callable[..., Outcome]  # (generate, case, timeout, *, opinion)
@@ -91,11 +92,15 @@ class Worker:
         """Decode and judge one case; a lost process is the decoder's failure and is described as such.
 
         ``timeout`` counts instead of the limit where it is shorter. With ``opinion`` there is a second look.
+        Raises `EqcheckFailed` where eqcheck itself fails: whoever asks has a step of its own that ends by that.
         """
-        return self.judged(self.decode(case, timeout, opinion=opinion))
+        outcome = self.judged(self.decode(case, timeout, opinion=opinion))
+        if outcome.internal is not None:
+            raise EqcheckFailed(outcome.internal)
+        return outcome
 
     def decode(self, case: Any, timeout: float | None = None, *, opinion: bool = False) -> Decoded:
-        """The part of `try_case` that needs the decoder."""
+        """The part of `try_case` that needs the decoder; it never raises an error of eqcheck's own."""
         try:
             self.begin()
             answer = self.exchange(case, min(timeout or self.timeout, self.timeout), opinion)
@@ -103,15 +108,32 @@ class Worker:
             text = self.last_words()
             self.kill()
             answer = Outcome(case, "violation", explanation=lost.explanation, traceback=text)
+        except Exception as error:
+            answer = unjudged(internal_error(_step(opinion), error, case), case)
         history = CaseLog(self.log, len(self.log))
         self.log += [*case.before, case.alone]
         return Decoded(case, answer, history)
 
     def judged(self, decoded: Decoded) -> Outcome:
-        """The part of `try_case` that does not need the decoder."""
-        answer = decoded.answer
-        outcome = answer if isinstance(answer, Outcome) else self.judge(decoded.case, answer)
+        """The part of `try_case` that does not need the decoder; it never raises an error of eqcheck's own."""
+        answer, case = decoded.answer, decoded.case
+        try:
+            outcome = answer if isinstance(answer, Outcome) else self.judge(case, answer)
+        except Exception as error:
+            outcome = unjudged(internal_error("judge", error, case), case)
         return replace(outcome, history=decoded.history)
+
+
+def said_by(generate: Generate, name: str) -> str:
+    """What a decoder says of itself, as text; empty where it raises when it is asked."""
+    try:
+        return str(hook(generate, name))
+    except Exception:
+        return ""
+
+
+def _step(opinion: bool) -> str:
+    return "explain" if opinion else "judge"
 
 
 class LocalWorker(Worker):
@@ -123,7 +145,7 @@ class LocalWorker(Worker):
 
     def exchange(self, case: Any, timeout: float, opinion: bool) -> Outcome:
         outcome = self.task(self.generate, case, timeout, opinion=opinion)
-        self.note, self.version = (str(hook(self.generate, name)) for name in ("note", "version"))
+        self.note, self.version = (said_by(self.generate, name) for name in ("note", "version"))
         return outcome
 
 
@@ -225,9 +247,10 @@ class Workers:
         return self.workers[0].renew()
 
     def outcomes(self, cases: Iterable[Any]) -> Iterator[Outcome]:
-        """The outcomes of the cases, in order."""
+        """The outcomes of the cases, in order; also of those in which eqcheck itself failed."""
         if self._threads == 1:
-            yield from (self.try_case(case) for case in cases if case.family not in self.given_up)
+            (worker,) = self.workers
+            yield from (worker.judged(worker.decode(case)) for case in cases if case.family not in self.given_up)
             return
         import torch
 
@@ -276,7 +299,7 @@ def set_up(decoder: Decoder, warnings: list[str]) -> Iterator[Generate]:
     with ExitStack() as stack:
         try:
             generate: Generate = Guarded(stack.enter_context(decoder.running()), decoder.requires)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             failure = error
 
             def generate(target: Any, draft: Any, request: Request) -> Any:
@@ -286,7 +309,7 @@ def set_up(decoder: Decoder, warnings: list[str]) -> Iterator[Generate]:
         closing = stack.pop_all()
         try:
             closing.close()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             warnings.append(one_line(f"the decoder's close() raised {type(error).__name__}: {error}", LIMIT))
 
 

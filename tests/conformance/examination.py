@@ -27,6 +27,7 @@ from eqcheck.contract.requirements import refused
 from eqcheck.contract.sizes import WIDE
 from eqcheck.decoding.harness import run
 from eqcheck.drawing.choices import Chance, Choices
+from eqcheck.explanation.internal import InternalError, guarded
 from eqcheck.explanation.layout import columns
 from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.judge import try_case
@@ -36,7 +37,7 @@ from eqcheck.lanes.transparent.settle import MINIMISE_S, confirmed, confirms, mi
 from eqcheck.pytest_plugin import SEED
 from eqcheck.result.findings import ENOUGH_TO_CALL_STALE
 from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, Outcome
-from eqcheck.store.casefile import StoredViolation, command
+from eqcheck.store.casefile import StoredViolation, case_of, command
 from eqcheck.store.corpus import kept
 from eqcheck.workers.fork import ForkWorker, forkable
 from eqcheck.workers.worker import Limits, LocalWorker, Workers
@@ -63,7 +64,8 @@ class Law:
 class Found:
     """What a law's cases gave: how many tested it, those passed over by reason, and failing ones by fingerprint.
 
-    ``elsewhere`` are the faults with the law that fails by them in place of this one.
+    ``elsewhere`` are the faults with the law that fails by them in place of this one. ``internal`` are errors of
+    eqcheck itself: those cases are not judged.
     """
 
     tested: int = 0
@@ -72,6 +74,7 @@ class Found:
     seen: Counter[str] = field(default_factory=Counter)
     elsewhere: dict[str, str] = field(default_factory=dict)
     failure: str = ""
+    internal: list[InternalError] = field(default_factory=list)
 
 
 def _try_closer(generate: Generate, case: Case, timeout: float | None, *, opinion: bool = False) -> Outcome:
@@ -150,18 +153,23 @@ class Examination:
         for number, drawn in enumerate(merged([source], self.count)):
             case = law.derive(drawn, Chance(Random(f"eqcheck {SEED} {law.name} {number}")), self.decoder)
             declined = refused(case, self.decoder.requires)
-            outcome = None if declined else runner.try_case(case)
-            if outcome is None or outcome.declined:
-                found.passed_over[declined or (outcome.declined if outcome else "")] += 1
+            outcome = None
+            with guarded(found.internal, "judge", case):
+                outcome = Outcome(case, "skipped", declined=declined) if declined else runner.try_case(case)
+            if outcome is None:
+                continue
+            if outcome.declined:
+                found.passed_over[outcome.declined] += 1
                 continue
             found.decoded += 1
             self._slowest = max(self._slowest, outcome.seconds if outcome.fingerprint != HANG else 0.0)
             found.tested += all(holds(case) for holds in law.needs.values())
-            found.failure = (
-                self._differs(law, outcome, runner.try_case(case))
-                if law.look == "twice"
-                else self._fails(law, outcome, source, runner, found)
-            )
+            with guarded(found.internal, "explain", case):
+                found.failure = (
+                    self._differs(law, outcome, runner.try_case(case))
+                    if law.look == "twice"
+                    else self._fails(law, outcome, source, runner, found)
+                )
             if found.failure or found.seen[HANG] >= HANGS_TO_GIVE_UP:
                 break
         return found
@@ -180,7 +188,9 @@ class Examination:
         right = outcome.exact_match == 1.0  # and only the calls show that something is wrong
         key = outcome.fingerprint, right
         if key not in self._settled:
-            self._settled[key] = self._settle(outcome, source, runner)
+            self._settled[key] = outcome  # as it was judged, where eqcheck itself fails
+            with guarded(found.internal, "explain", outcome.case):
+                self._settled[key] = self._settle(outcome, source, runner)
         settled = self._settled[key]
         fingerprint = str((settled or outcome).fingerprint)
         found.seen.update({fingerprint, str(outcome.fingerprint)})
@@ -231,6 +241,18 @@ class Examination:
         drawn = f"--eqcheck-profile={self.profile.name}" if self.profile else f"--eqcheck-cases={self.count}"
         words = ["pytest", f"--adapter={self._spec}", drawn, "-k", law.name]
         return f"  Reproduce: {shlex.join(words)}"
+
+    def broken(self, found: Found) -> list[str]:
+        """The errors of eqcheck in the cases of a law, each with the line that decodes its case again."""
+        decoder, told = self.decoder, []
+        for error in found.internal:
+            if error.case is None:
+                told.append(error.text)
+                continue
+            stored = StoredViolation(case_of(error.case), decoder.spec or decoder.name, minimised=False)
+            again = command(kept(stored, decoder.name), self._spec)
+            told.append(replace(error, reproduce=again).text)
+        return told
 
     def _stored(self, outcome: Outcome) -> str:
         """The line that replays the case, which is stored."""

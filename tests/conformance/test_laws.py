@@ -20,7 +20,7 @@ from eqcheck.decoding.harness import truth_of
 from eqcheck.drawing.cases import VOCAB_SIZE
 from eqcheck.drawing.choices import Choices
 from eqcheck.explanation.records import many
-from eqcheck.pytest_plugin import KNOWN, PASSED_OVER, outdated, profile_of
+from eqcheck.pytest_plugin import INTERNAL_ERRORS, KNOWN, PASSED_OVER, outdated, profile_of
 
 from .examination import Derive, Examination, Found, Law, Needs
 
@@ -67,8 +67,11 @@ def _tell(decoder: Decoder, law: Law, examination: Examination, node: pytest.Ite
     known = examination.known(found)
     for fingerprint in known:
         node.user_properties.append((KNOWN, f"{decoder.name}: {fingerprint} shows ({decoder.known[fingerprint]})"))
-    if found.failure:
-        pytest.fail(found.failure, pytrace=False)
+    broken = examination.broken(found)
+    for text in broken:
+        node.user_properties.append((INTERNAL_ERRORS, text))
+    if found.failure or broken:
+        pytest.fail("\n\n".join(filter(None, (found.failure, *broken))), pytrace=False)
     if skip:
         pytest.skip(told)
     if found.elsewhere:

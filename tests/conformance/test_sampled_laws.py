@@ -16,7 +16,7 @@ from eqcheck.contract.options import SEEDS
 from eqcheck.contract.sizes import Bounds
 from eqcheck.explanation.layout import columns
 from eqcheck.explanation.text import render
-from eqcheck.pytest_plugin import KNOWN, SEED, profile_of
+from eqcheck.pytest_plugin import INTERNAL_ERRORS, KNOWN, SEED, profile_of
 from eqcheck.result.findings import Audit, Options
 
 SECONDS = 10.0
@@ -62,7 +62,11 @@ def test_sampled_law(
     decoder: Decoder, sampled: Audit, failing: dict[str, str], record_property: Callable[[str, str], None]
 ) -> None:
     """Sampled tokens follow the target's distribution."""
+    for error in sampled.internal:
+        record_property(INTERNAL_ERRORS, error.text)
     _tell(decoder, sampled, record_property, of_law, failing, "test_sampled_law")
+    if sampled.internal:
+        pytest.fail("\n\n".join(error.text for error in sampled.internal), pytrace=False)
     assert sampled.evidence is not None
     if not sampled.evidence.tokens:
         pytest.skip("no sampled token could be judged")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from eqcheck.checkpoints import dictation
 from eqcheck.contract.decoders import CAPABILITIES
 from eqcheck.contract.escaping import one_line
 from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.explanation.records import many
+from eqcheck.explanation.statements import unrepeated
 from eqcheck.lanes.about import CHECKPOINT
 from eqcheck.lanes.checkpoint.changing import COUNTERS
 from eqcheck.lanes.lane import EXACT_LAW, LESS
 from eqcheck.result import declining, losses
 from eqcheck.result.claims import Claim
-from eqcheck.result.findings import Audit
+from eqcheck.result.findings import Audit, Finding
+from eqcheck.result.outcome import HANG
 from eqcheck.result.tally import DICTATED, SPEAKS, Tally
 
 _NARROWER = {"only-dictated-drafts": ("dictated-drafts",), "no-drafts": ("ngram", "dictated-drafts")}
@@ -83,12 +86,20 @@ def _warnings(result: Audit) -> list[str]:
     warnings += refused(tally, result.decoder.dtype)
     # A profile has as many cases as it has; an engine that declines everything has a warning of its own.
     warnings += _without_effect(result) if not result.options.profile and tally.run else []
-    if result.doubtful:
-        count = sum(finding.count for finding in result.doubtful)
-        ids = ", ".join(finding.case.id for finding in result.doubtful[:3])
-        said = f"{many(count, 'failing case')} ({ids}) did not repeat in a fresh engine, so no violation is counted"
+    hung = [finding for finding in result.doubtful if finding.fingerprint == HANG]
+    others = [finding for finding in result.doubtful if finding.fingerprint != HANG]
+    if others:
+        said = f"{_cases(others)} did not repeat in a fresh engine, so no violation is counted"
         warnings.append(Notice(f"{said}; the engine may keep state between requests", INCONCLUSIVE))
+    if hung:
+        said = f"{_cases(hung)}: {unrepeated(hung=True)}, so no violation is counted"
+        warnings.append(Notice(f"{said}; if the machine is slow, raise --case-timeout", INCONCLUSIVE))
     return warnings
+
+
+def _cases(findings: Sequence[Finding]) -> str:
+    count, ids = sum(finding.count for finding in findings), ", ".join(finding.case.id for finding in findings[:3])
+    return f"{many(count, 'failing case')} ({ids})"
 
 
 def _without_effect(result: Audit) -> list[str]:

@@ -12,6 +12,7 @@ from eqcheck.case.engine import EngineCase
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.options import SCORING
 from eqcheck.contract.requirements import unmet
+from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import NOTHING
 from eqcheck.lanes.checkpoint.drawing import alike
 from eqcheck.lanes.checkpoint.explain import UNEXPLAINED, abduced, common, explain, fitting, left_behind, misused, read
@@ -62,20 +63,31 @@ class Investigation:
         smallest, minimised = self._minimised(outcome)
         self.step("explain", outcome.symptom)
         elsewhere = known if smallest is not outcome else None
-        cause = self._cause(smallest, minimised, elsewhere) if self.left() > 0 else Attempt(tried=False)
-        left_over = left_behind(smallest, self.decode) if cause.found is None else NOTHING
+        explanation, found = self.explained(smallest, left, minimised, elsewhere)
         finding = Finding(
             smallest,
-            explain(smallest, cause.found, UNEXPLAINED if cause.tried else UNTRIED, left_over),
+            explanation,
             seen=(outcome.symptom,),
             needs=needs(smallest.case),
             plain=self._plain(smallest),
             stored=smallest is outcome and not outcome.drawn,
             minimised=minimised,
         )
-        if cause.found is not None:
-            self.causes.setdefault(finding.id, cause.found)
+        if found is not None:
+            self.causes.setdefault(finding.id, found)
         return finding
+
+    def explained(
+        self, outcome: Outcome, left: Callable[[], float], minimised: bool = True, elsewhere: Abduced | None = None
+    ) -> tuple[Explanation, Abduced | None]:
+        """The explanation of a failing case, and its cause if one was found: in an audit and whenever it is replayed.
+
+        ``elsewhere`` is what explains a larger case, ``minimised`` whether this is the smallest.
+        """
+        self.left = left
+        cause = self._cause(outcome, minimised, elsewhere) if self.left() > 0 else Attempt(tried=False)
+        left_over = left_behind(outcome, self.decode) if cause.found is None else NOTHING
+        return explain(outcome, cause.found, UNEXPLAINED if cause.tried else UNTRIED, left_over), cause.found
 
     def _minimised(self, outcome: Outcome) -> tuple[Outcome, bool]:
         """The smallest outcome of the same symptom found in time that repeats, and whether there is no smaller one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,10 +25,10 @@ from eqcheck.contract.errors import CaseError
 from eqcheck.contract.options import SCORING
 from eqcheck.contract.requirements import unmet
 from eqcheck.contract.sizes import SERVED
-from eqcheck.explanation.statements import NOTHING
+from eqcheck.explanation.internal import guarded
 from eqcheck.lanes.checkpoint.conclusions import conclusions as of_counts
 from eqcheck.lanes.checkpoint.drawing import EngineCases
-from eqcheck.lanes.checkpoint.explain import abduced, explain, fitting, left_behind
+from eqcheck.lanes.checkpoint.explain import abduced, explain, fitting
 from eqcheck.lanes.checkpoint.investigate import ENDS, Investigation
 from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome, judged
 from eqcheck.lanes.checkpoint.reduction import MANY, SWITCH, needs, without
@@ -40,6 +41,7 @@ from eqcheck.workers.interpreter import InterpreterWorker, environment
 from eqcheck.workers.interpreter import Judge as Judged
 from eqcheck.workers.worker import Workers
 
+_AGAIN_S = 60.0  # for the cause of a case that is replayed; an audit takes up to 20 s for each way to look for it
 _PATIENCE = 4  # so many limits, for a case that did not end within one
 UNSTEADY = "the case fails each time it is decoded alone, but with different tokens, so no cause was found"
 _EARLIER = (1, 4)  # cases that the engine decoded before a failing one; then all that it did
@@ -319,15 +321,17 @@ class CheckpointLane(Lane):
         with self.drawing():
             outcome = self._decode(case)
             if outcome.failed:
-                cause, self.carrying = abduced(outcome), {case.prefix_caching}
-                left_over = left_behind(outcome, self._decode) if cause is None else NOTHING
-                outcome = replace(outcome, explanation=explain(outcome, cause, left=left_over))
+                end = time.monotonic() + _AGAIN_S
+                explanation, _ = self.investigation.explained(outcome, lambda: end - time.monotonic())
+                outcome = replace(outcome, explanation=explanation)
         shown = "An engine that loads a checkpoint calls models of its own: there are no calls to show."
         return outcome, shown if calls else ""
 
     def conclude(self) -> None:
         result = self.result
-        result.findings = [self._with_script(finding) for finding in result.findings]
+        for number, finding in enumerate(result.findings):
+            with guarded(result.internal, "render", finding.case):
+                result.findings[number] = self._with_script(finding)
         self.scripting.shutdown(wait=False, cancel_futures=True)
         for finding in result.findings:
             result.files |= shared(self.decoder, finding.case) if finding.script else {}

@@ -13,8 +13,8 @@ from eqcheck.checkpoints.judge import BUILT_NOISE, Judge, RowJudgement, truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.construction.function import VOCABULARY
 from eqcheck.contract.completion import Completion, split, told
-from eqcheck.contract.errors import OutputError
 from eqcheck.contract.escaping import one_line
+from eqcheck.contract.observed import observed_of
 from eqcheck.contract.options import PAST_STOP
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.checkpoint.drawing import exercised
@@ -89,7 +89,7 @@ def returned(case: EngineCase, answer: Mapping[str, Any]) -> Returned:
             rows = [row if fields is None else Completion(row, **fields) for row, fields in whole]
         tokens, completions = split(rows)
         return Returned(check_rows(tokens, len(case.rows), ids), completions)
-    except OutputError as error:
+    except Exception as error:  # OutputError, or anything that looking at the decoder's answer raises
         failure = Explanation("crash", "invalid-output", detail=one_line(str(error)), subject="outputs")
         return Returned(failure=failure)
 
@@ -102,7 +102,7 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
     outputs = answered.outputs
     if case.switch:
         return _switched(case, answered)
-    observed, shown = dict(answer.get("observed") or {}), set[str]()
+    observed, shown = observed_of(answer.get("observed"), len(outputs), (DICTATED, DUE)), set[str]()
     rounds = observed.pop("rounds", None)
     if rounds is not None and case.drafting == "dictated":
         counts, shown = dictation.played(case, outputs, rounds)

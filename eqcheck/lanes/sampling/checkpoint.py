@@ -85,7 +85,7 @@ class CheckpointTarget(SampledTarget):
         with engine(lane, self.python, judge) as running:
             yield running
 
-    def shown(self, outcome: Outcome, lane: SampledLane) -> Outcome:
+    def attributed(self, outcome: Outcome, lane: SampledLane) -> Outcome:
         """A wrong greedy row is explained where the request is wrong with greedy rows alone, too."""
         read = outcome.explanation
         if read is None or read.subject != GREEDY:

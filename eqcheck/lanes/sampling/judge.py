@@ -12,6 +12,7 @@ from eqcheck.case.sampling import SampledCase, SampledEngineCase
 from eqcheck.checkpoints import acceptance
 from eqcheck.checkpoints.judge import Judge, RowJudgement, truth
 from eqcheck.contract.decoders import Generate
+from eqcheck.contract.observed import observed_of
 from eqcheck.contract.options import sampling_of
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import ends_early, state
@@ -21,7 +22,7 @@ from eqcheck.lanes.sampling.decode import Mark, SampledRun, decode, marks
 from eqcheck.lanes.sampling.laws import laws_of
 from eqcheck.lanes.sampling.seeds import Outputs, broken, repeated
 from eqcheck.result.outcome import Outcome
-from eqcheck.result.tally import DUE
+from eqcheck.result.tally import DICTATED, DUE
 from eqcheck.sampling.row import Floats, SampledRow
 
 IMPOSSIBLE = "impossible-token"
@@ -192,7 +193,7 @@ def judged(judge: Judge, dtype: str, case: SampledEngineCase, answer: Mapping[st
     if told.failure:
         return SampledOutcome(case, "violation", explanation=told.failure)
     outputs = told.outputs
-    observed = dict(answer.get("observed") or {})
+    observed = observed_of(answer.get("observed"), len(outputs), (DICTATED, DUE))
     laws = laws_of(case, outputs, dtype)
     sampled = {number: own.row for number, own in laws.items()}
     ends = wrong_end(case, outputs)

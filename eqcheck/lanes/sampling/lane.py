@@ -12,6 +12,7 @@ from random import SystemRandom
 from typing import Any, ClassVar
 
 from eqcheck.contract.decoders import Decoder
+from eqcheck.explanation.internal import guarded
 from eqcheck.explanation.records import many
 from eqcheck.lanes.lane import OF_SAMPLED_ROWS, Lane
 from eqcheck.lanes.sampling.conclusions import REGIMES, law_finding
@@ -21,6 +22,7 @@ from eqcheck.lanes.sampling.judge import BY_LAW, IMPOSSIBLE, PROMISES
 from eqcheck.result.claims import Claim
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import Outcome
+from eqcheck.sampling.exclusion import Exclusion
 from eqcheck.sampling.naming import Named
 from eqcheck.workers.worker import Workers
 
@@ -59,8 +61,12 @@ class SampledTarget(ABC):
         """Workers that decode one case after the other: in the order in which they are drawn they count as evidence."""
 
     @abstractmethod
+    def attributed(self, outcome: Outcome, lane: SampledLane) -> Outcome:
+        """A failing case with the cause that can be asserted of it, in an audit and whenever it is replayed."""
+
     def shown(self, outcome: Outcome, lane: SampledLane) -> Outcome:
-        """A failing case made smaller, or with the cause that can be asserted of it."""
+        """A failing case made smaller where that can be, with the cause that can be asserted of it."""
+        return self.attributed(outcome, lane)
 
     @abstractmethod
     def named(self, gathered: Gathered, outcomes: Sequence[Any]) -> Named | None:
@@ -153,7 +159,8 @@ class SampledLane(Lane):
     def _count(self) -> None:
         """Let the bets earn on what was decoded since, in the order in which it was drawn."""
         for outcome in self.result.outcomes[len(self.gathered.outcomes) :]:
-            self.gathered.add(outcome)
+            with guarded(self.result.internal, "judge", outcome.case):
+                self.gathered.add(outcome)
 
     def rank(self, outcome: Outcome) -> tuple[int, int]:
         """Cases come first that say which token was to come, and small ones."""
@@ -174,7 +181,9 @@ class SampledLane(Lane):
             return Outcome(case, "skipped", declined=declined), ""
         with self.drawing():
             first = self.running.try_case(case)
-            if first.failed or first.declined or not case.crosses_after:
+            if first.failed:
+                return self.target.attributed(first, self), ""
+            if first.declined or not case.crosses_after:
                 return first, ""
             most = LONGER * case.crosses_after
             end = time.monotonic() + AGAIN_S
@@ -195,15 +204,21 @@ class SampledLane(Lane):
         """
         if self._named is None or self._named[:2] != (gathered, len(gathered.outcomes)):
             outcomes = [outcome for outcome in gathered.outcomes if getattr(outcome, "sampled", None)]
-            self._named = gathered, len(gathered.outcomes), self.target.named(gathered, outcomes)
+            named = None
+            with guarded(self.result.internal, "name", lane=self.result.lane):
+                named = self.target.named(gathered, outcomes)
+            self._named = gathered, len(gathered.outcomes), named
         return self._named[2]
 
     def conclude(self) -> None:
         """Sum up the tokens, and name the law where they show that it is wrong."""
         self._count()
-        self.target.look(self)
+        with guarded(self.result.internal, "explain", lane=self.result.lane):
+            self.target.look(self)
         gathered, result = self.gathered, self.result
-        result.wealth, result.exclusion, result.telling = gathered.wealth, gathered.exclusion(), gathered.most_telling
+        result.wealth, result.exclusion, result.telling = gathered.wealth, Exclusion(), gathered.most_telling
+        with guarded(result.internal, "conclude", lane=result.lane):
+            result.exclusion = gathered.exclusion()
         result.facts[REGIMES] = list(self.target.regimes)
         impossible = [finding for finding in result.findings if finding.explanation.kind == IMPOSSIBLE]
         if gathered.crossed or impossible:
@@ -218,7 +233,9 @@ class SampledLane(Lane):
                 for finding in caused
                 if finding.explanation.kind != IMPOSSIBLE
             ]
-        result.findings = [self.target.scripted(finding, self) for finding in result.findings]
+        for number, finding in enumerate(result.findings):
+            with guarded(result.internal, "render", finding.case):
+                result.findings[number] = self.target.scripted(finding, self)
 
     def _by_law(self, finding: Finding) -> bool:
         """Return whether a law that is wrong explains a finding of single cases, so that it is none of its own."""

@@ -53,13 +53,14 @@ class TransparentTarget(SampledTarget):
             yield running
 
     def shown(self, outcome: Outcome, lane: SampledLane) -> Outcome:
-        """A failing case made smaller; else its reading is asserted where a greedy request shows it, too.
-
-        Only there it can be checked by repair.
-        """
         read = outcome.explanation
         if read and read.kind in (IMPOSSIBLE, *PROMISES):
             return smallest(outcome, lane.running.try_case)
+        return self.attributed(outcome, lane)
+
+    def attributed(self, outcome: Outcome, lane: SampledLane) -> Outcome:
+        """The reading is asserted where a greedy request shows it, too: only there it can be checked by repair."""
+        read = outcome.explanation
         if read is None or read.component in ("crash", "sampling") or read.kind in ENDS:
             return outcome
         right = read.component in ("unattributed", "bookkeeping")  # all contexts were
@@ -69,6 +70,8 @@ class TransparentTarget(SampledTarget):
             greedy = running.try_case(outcome.case.greedy(), opinion=True)
         if greedy.failed:
             return replace(greedy, drawn=outcome.drawn)
+        if read.component == "unattributed":  # there is no reading to withhold
+            return outcome
         detail = f"the trace of sampled rows shows {read.fingerprint}, but with greedy rows the request is correct"
         unclear = replace(read, component="unattributed", kind="unattributed", detail=detail, facts={}, subject="")
         return replace(outcome, explanation=unclear)

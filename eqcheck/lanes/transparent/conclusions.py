@@ -27,7 +27,7 @@ def conclusions(result: Audit) -> None:
     """Draw conclusions from the counts and the findings of ``result`` into its facts and warnings."""
     tally = result.tally
     unminimised = sum(not finding.minimised for finding in (*result.violations, *result.discoveries))
-    if unminimised and not result.interrupted:
+    if unminimised and not (result.interrupted or result.internal):
         said = f"the time ended before {many(unminimised, 'violation')} could be made small"
         result.warnings.append(f"{said}: give the audit more time (--budget)")
     keeps_state = any(finding.explanation.component == "state" for finding in result.findings)

@@ -14,6 +14,7 @@ from eqcheck.contract.decoders import POISONED, Decoder
 from eqcheck.contract.family import FAMILY, claimed_by
 from eqcheck.drawing.cases import DRAWN_OPTIONS, fits
 from eqcheck.explanation.notice import INCONCLUSIVE, Notice
+from eqcheck.explanation.statements import unrepeated
 from eqcheck.lanes.lane import Lane
 from eqcheck.lanes.transparent.conclusions import conclusions as of_counts
 from eqcheck.lanes.transparent.conclusions import with_axes
@@ -144,8 +145,9 @@ class TransparentLane(Lane):
         """A case decoded again; one with earlier requests also without them, each time in a process of its own."""
         if case.before:
             with Fresh(self.decoder.spec, self.limits) as fresh:
-                if fresh.usable:
-                    return verdict(fresh, case)
+                if fresh.usable:  # as often as an audit does it; else what is seen at once
+                    proof = SequenceSearch(fresh, lambda: None, self.source.claims).proof(case)
+                    return proof or verdict(fresh, case)
         with self.decoding(try_case) as running:
             return running.try_case(case, opinion=True)
 
@@ -187,7 +189,9 @@ class TransparentLane(Lane):
 
     def _in_doubt(self, finding: Finding) -> str:
         case = finding.case.id
-        if self.sequences and case in self.sequences.unlike:
+        if finding.fingerprint == HANG:
+            why = f"{unrepeated(hung=True)}; if the machine is slow, raise --case-timeout"
+        elif self.sequences and case in self.sequences.unlike:
             why = "the request fails each time, and not in the same way: the decoder is nondeterministic"
         elif self.sequences:
             why = "it does not repeat in a fresh process: the decoder is nondeterministic or keeps state"

@@ -94,7 +94,7 @@ class SequenceSearch:
         """
         case, self._timeout = outcome.case, timeout
         if case.before:
-            return self._proof(case)
+            return self.proof(case)
         first = self.fresh.try_case(case, timeout)
         if first.explanation is not None:
             same = all(self.fresh.same.try_case(case, timeout).repeats(first) for _ in range(RERUNS))
@@ -148,7 +148,7 @@ class SequenceSearch:
 
         short = replace(case, before=shrunk(case.before, fails))
         for candidate in dict.fromkeys((self._simplest(short), short, case)):
-            if proof := self._proof(candidate):
+            if proof := self.proof(candidate):
                 self.proven.append(candidate.before)
                 return proof
         return None
@@ -178,7 +178,7 @@ class SequenceSearch:
                 break
         return case
 
-    def _proof(self, case: Case) -> Outcome | None:
+    def proof(self, case: Case) -> Outcome | None:
         """The outcome, if the case fails in the same way in `RERUNS` fresh processes and is right alone in as many."""
         first = self.fresh.try_case(case, self._timeout)
         fails = first.explanation is not None and all(self._tried(case).repeats(first) for _ in range(RERUNS - 1))
