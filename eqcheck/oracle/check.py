@@ -9,8 +9,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-
 from eqcheck.attribution.bookkeeping import ends
 from eqcheck.attribution.completions import told_wrongly_of, without_passed_stops
 from eqcheck.attribution.declarations import ignored
@@ -30,6 +28,7 @@ from eqcheck.explanation.records import BY_TOKENS, Explanation, Given
 from eqcheck.explanation.statements import Statement, state
 from eqcheck.real.built import recognised
 from eqcheck.result.verdict import RowVerdict, Verdict, as_int, check_row, check_rows
+from eqcheck.truth.alone import Alone
 from eqcheck.truth.rounded import RowGaps, coarse
 
 if TYPE_CHECKING:
@@ -63,8 +62,11 @@ class Oracle:
         self.target = target
         config = target.config
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        if as_int(getattr(text, "vocab_size", None)) is None:
+            raise UsageError(f"target: expected a causal LM whose config has a vocab_size, got {describe(target)}")
         self.vocab_size = int(text.vocab_size)
-        self._gaps = RowGaps(target) if coarse(target) and not recognised(target) else None
+        self._alone = Alone(target)
+        self._gaps = RowGaps(target, self._alone) if coarse(target) and not recognised(target) else None
         if self._gaps:
             dtype = str(target.dtype).removeprefix("torch.")
             ties = "near-ties are possible, and wrong tokens need the evidence of many rows"
@@ -83,8 +85,9 @@ class Oracle:
         Raises `OutputError` for a malformed prompt or limit.
         """
         (checked,) = self._prompts([prompt])
-        length = len(checked) + _limit(max_new_tokens)
-        return self._extend(list(checked), length, self._eos(eos_token_ids, eos_token_id))[len(checked) :]
+        row = self._alone.generated(checked, _limit(max_new_tokens), self._eos(eos_token_ids, eos_token_id))
+        assert row is not None  # without a cache the target always answers
+        return list(row)
 
     def check(
         self,
@@ -106,17 +109,18 @@ class Oracle:
         limit, eos = _limit(max_new_tokens), self._eos(eos_token_ids, eos_token_id)
         checked = self._prompts(prompts)
         observed = check_rows(outputs, len(checked), self.vocab_size)
+        self._alone.begin(checked, observed)
         gaps = self._gaps.add(checked, observed, limit, eos) if self._gaps else [()] * len(checked)
         judged = [self._row(*pair, limit, eos) for pair in zip(checked, observed, gaps, strict=True)]
         rows = tuple(RowVerdict(i, expected, observed[i]) for i, (expected, _) in enumerate(judged))
         wrong = [row for row in rows if row.first is not None]
         if not wrong:
-            return Verdict("tie" if any(ties for _, ties in judged) else "equivalent", rows)
+            return self._noted(Verdict("tie" if any(ties for _, ties in judged) else "equivalent", rows), checked)
         whole = prompt_returned(checked, rows, [limit] * len(checked), pad_token_id, eos)
         said = _from_tokens(checked, rows, wrong, limit, eos, pad_token_id, whole)
         if self._gaps and said.component == "unattributed":
-            return self._gaps.verdict(rows, said, gaps)
-        return Verdict("violation", rows, said)
+            return self._noted(self._gaps.verdict(rows, said, gaps), checked)
+        return self._noted(Verdict("violation", rows, said), checked)
 
     def watch(
         self,
@@ -161,6 +165,10 @@ class Oracle:
         case = WatchedCase(self._prompts(prompts), limit, eos, pad, padding_side, family_like(self.target))
         return watching(self, case, draft)
 
+    def _noted(self, verdict: Verdict, prompts: Sequence[_Ids]) -> Verdict:
+        """Return the verdict with what is known of a target that has several answers of its own."""
+        return replace(verdict, note=self._alone.note(prompts))
+
     def _row(self, prompt: _Ids, observed: _Ids, gaps: Sequence[float], limit: int, eos: _Ids) -> tuple[_Ids, int]:
         """Return the true row, which follows the observed one through near-ties, and the number of near-ties."""
         expected, ties = self._expected(prompt, observed, limit, eos), 0
@@ -176,34 +184,8 @@ class Oracle:
         return expected, ties
 
     def _expected(self, prompt: _Ids, observed: _Ids, limit: int, eos: _Ids) -> _Ids:
-        """Return the true row; one forward over prompt and output gives it as far as the output is correct."""
-        sequence = list(prompt + observed[:limit])
-        predicted = self._argmax(sequence)
-        kept = list(prompt)
-        for index in range(len(prompt), len(prompt) + limit):
-            if index - 1 >= len(predicted):
-                break
-            kept.append(_chosen(predicted, index - 1))
-            if kept[-1] in eos:
-                return tuple(kept[len(prompt) :])
-            if index >= len(sequence) or sequence[index] != kept[-1]:
-                break
-        return tuple(self._extend(kept, len(prompt) + limit, eos)[len(prompt) :])
-
-    def _extend(self, sequence: list[int], length: int, eos: tuple[int, ...]) -> list[int]:
-        while len(sequence) < length:
-            sequence.append(_chosen(self._argmax(sequence), len(sequence) - 1))
-            if sequence[-1] in eos:
-                break
-        return sequence
-
-    def _argmax(self, tokens: Sequence[int]) -> list[int | None]:
-        """Return the target's choice after each token; None where no logit is the greatest, because of NaN."""
-        ids = torch.tensor([list(tokens)], device=getattr(self.target, "device", "cpu"))
-        with torch.no_grad():
-            logits = self.target(input_ids=ids, use_cache=False).logits
-        finite = logits[0].amax(-1).isfinite()  # a NaN makes the greatest one NaN
-        return [int(token) if fine else None for token, fine in zip(logits[0].argmax(-1), finite, strict=True)]
+        """Return the true row, in the way to generate it that agrees longest with the observed one."""
+        return self._alone.expected(prompt, observed, limit, eos, rounds=self._gaps is not None).tokens
 
     def _eos(self, eos_token_ids: Any, eos_token_id: Any = None) -> tuple[int, ...]:
         name, wanted = "eos_token_ids", "a sequence of token ids"
@@ -228,16 +210,6 @@ class Oracle:
             if not prompt:
                 raise OutputError(f"prompts[{row}]: expected at least one token, got an empty list")
         return checked
-
-
-def _chosen(choices: Sequence[int | None], position: int) -> int:
-    choice = choices[position]
-    if choice is None:
-        raise UsageError(
-            f"target: expected finite logits, got NaN or infinity at position {position}, so no output can be judged; "
-            "compute in float32 or float64, and look for NaN in the weights"
-        )
-    return choice
 
 
 def _limit(max_new_tokens: Any) -> int:

@@ -13,7 +13,8 @@ from typing import Any
 from eqcheck.contract.errors import OutputError
 from eqcheck.contract.escaping import listed, one_line
 from eqcheck.explanation.records import Explanation, many
-from eqcheck.explanation.text import laid_out, parts, render
+from eqcheck.explanation.statements import Statement, sentence
+from eqcheck.explanation.text import Part, laid_out, parts, render
 
 VERDICTS = ("equivalent", "tie", "inconclusive", "violation")
 
@@ -64,7 +65,8 @@ class Verdict:
 
     ``status`` is one of `VERDICTS`, or ``skipped`` if the decoder declined; ``declined`` is then the reason. ``tie``
     (truthy) means that rows differ only where the target's logits tie within rounding. ``rows`` hold expected and
-    observed tokens; ``explanation`` is the cause as data. ``str()`` gives the explanation as text.
+    observed tokens; ``explanation`` is the cause as data. ``note`` says where the target itself has several answers for
+    a row alone. ``str()`` gives the explanation as text.
 
     >>> verdict = Verdict("violation", (RowVerdict(0, expected=(4, 5), observed=(4,)), RowVerdict(1, (6,), (6,))))
     >>> bool(verdict), verdict.exact_match, verdict.prefix_match
@@ -75,6 +77,7 @@ class Verdict:
     rows: tuple[RowVerdict, ...]
     explanation: Explanation | None = None
     declined: str = ""
+    note: Statement | None = None
 
     def __bool__(self) -> bool:
         return self.status in ("equivalent", "tie")
@@ -102,7 +105,12 @@ class Verdict:
         return sum(row.prefix_match for row in self.rows) / max(len(self.rows), 1)
 
     def explain(self) -> str:
-        """Return the explanation as text; for an equivalent batch one line that says so."""
+        """Return the explanation as text; for an equivalent batch one line that says so. The note stands at the end."""
+        if self.note is None:
+            return self._explained()
+        return "\n".join([self._explained(), *laid_out([Part("Target", sentences=(sentence(self.note.detail),))])])
+
+    def _explained(self) -> str:
         if self.declined:
             return f"declined: {self.declined}"
         if self.explanation is None:
