@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -387,6 +389,26 @@ def test_cuda_is_what_it_was() -> None:
         assert torch.ones(1).cuda().device.type == "cpu"
         raise KeyError
     assert contents() == before
+
+
+COMPILES = """
+from eqcheck.compat import no_cuda
+
+with no_cuda():
+    import torch._dynamo.config
+    import torch._inductor.config
+
+    torch._dynamo.config.cache_size_limit = 64
+    twice = torch.compile(lambda x: x + x, backend="eager")
+    assert twice(torch.ones(2, device="cuda")).tolist() == [2, 2]
+assert torch.compile(lambda x: x - 1, backend="eager")(torch.ones(1)).tolist() == [0]
+"""
+
+
+@pytest.mark.rest
+def test_code_that_compiles_is_imported_inside() -> None:
+    """`torch._dynamo` keeps a rule for each object that has a name in torch, and refuses one with two."""
+    subprocess.run([sys.executable, "-c", COMPILES], check=True)
 
 
 @pytest.mark.skipif(not NO_CUDA, reason="needs a machine without CUDA")

@@ -8,7 +8,7 @@ the cause, the rest are consequences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -64,6 +64,10 @@ class Reader:
 
         This finds a wrong context even where it led to the right token by chance.
         """
+        return next((explanation for _, explanation in self.all_unseen()), None)
+
+    def all_unseen(self) -> Iterator[Finding]:
+        """Yield what is found of each emitted token that no query with exactly the right context stands behind."""
         for verdict in self.run.verdicts:
             for index, token in enumerate(verdict.observed):
                 asked, row = self._at(verdict, index), verdict.row
@@ -71,8 +75,7 @@ class Reader:
                 if not any(label.exact for _, label in queries) and not self._same_context(row, asked.position):
                     writes = [write for write, _ in queries]
                     answered = [write for write in writes if self.sources.predicted(write) == token]
-                    return self._context_fault(asked, answered or writes)[1]
-        return None
+                    yield self._context_fault(asked, answered or writes)
 
     def _same_context(self, row: int, position: int) -> bool:
         """Return whether some query saw exactly what this one had to see, whoever it was asked for.

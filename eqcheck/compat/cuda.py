@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest.mock import patch
@@ -26,14 +26,15 @@ def no_cuda() -> Iterator[None]:
     """
     import torch
 
-    calls: dict[str, Any] = dict.fromkeys(_NOTHING, _nothing)
-    calls |= dict.fromkeys(("device", "stream"), lambda *_: nullcontext())
-    calls |= dict.fromkeys(("Stream", "current_stream", "default_stream"), _Stream)
-    calls |= {"Event": _Event, "current_device": lambda: 0}
+    calls: dict[str, Any] = {name: _named(name, lambda: None) for name in _NOTHING}
+    calls |= {name: _named(name, nullcontext) for name in ("device", "stream")}
+    calls |= {name: _named(name, _Stream) for name in ("current_stream", "default_stream")}
+    calls |= {"Stream": _Stream, "Event": _Event, "current_device": _named("current_device", lambda: 0)}
+    marks: dict[str, Any] = {name: _named(name, lambda: None) for name in ("range_push", "range_pop", "mark")}
     with (
         patch.multiple(torch.cuda, create=True, **calls),
-        patch.multiple(torch.cuda.nvtx, range_push=_nothing, range_pop=_nothing, mark=_nothing),
-        patch.object(torch.Tensor, "record_stream", _nothing),
+        patch.multiple(torch.cuda.nvtx, **marks),
+        patch.object(torch.Tensor, "record_stream", _named("record_stream", lambda: None)),
         patch.object(torch, "Generator", _generator(torch.Generator)),
         _devices(),
     ):
@@ -43,6 +44,16 @@ def no_cuda() -> Iterator[None]:
 # The other calls of `torch.cuda` do no harm where there is no CUDA, or ask what is not known.
 _NOTHING = ["init", "ipc_collect", "reset_max_memory_allocated", "reset_peak_memory_stats", "set_device", "set_stream"]
 _NOTHING += ["synchronize"]
+
+
+def _named(name: str, result: Callable[[], Any]) -> Callable[..., Any]:
+    """Return a function of its own for one name: `torch._dynamo` has a rule for each, and refuses one that has two."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return result()
+
+    call.__name__ = call.__qualname__ = name
+    return call
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from eqcheck.contract.family import FAMILY
 from eqcheck.decoding.run import Run, Truth
 from eqcheck.hashlm.trace import TARGET
@@ -47,8 +49,19 @@ def answered(run: Run, row: int) -> int | None:
     if index is None or index in (len(verdict.expected), len(observed)):
         return None
     digest = run.truth.digests[row][-1, len(run.case.prompts[row]) + index - 1]
-    right = ((call.digests == digest) & (call.predictions == observed[index]) for call in run.trace.made(TARGET))
-    return index if any(bool(which.any()) for which in right) else None
+    return index if observed[index] in answers_to(run, int(digest)) else None
+
+
+def answers_to(run: Run, digest: int) -> set[int]:
+    """Return what the target predicts in this context, in any call; several tokens where rounding decides.
+
+    A query whose head was not asked predicts nothing.
+    """
+    found: set[int] = set()
+    for call in run.trace.made(TARGET):
+        for row, column in np.argwhere(call.digests == np.uint64(digest)).tolist():
+            found |= {int(call.predictions[row, column]), *run.trace.level.get((call.number, row, column), ())}
+    return found - {-1}
 
 
 def _lead(run: Run, row: int, index: int) -> float:

@@ -210,6 +210,11 @@ class Explanation:
         return f"{base}:{self.subject}" if self.subject else base
 
     @property
+    def harmless(self) -> bool:
+        """Return whether it is about a wrong context in spite of which every token of the row is right so far."""
+        return self.query is not None and bool(self.expected_row) and self.expected_row == self.observed_row
+
+    @property
     def of_law(self) -> bool:
         """Return whether all sampled tokens together show it, by their evidence against the law."""
         return self.component in ("sampling", "unattributed") and "evidence" in self.facts

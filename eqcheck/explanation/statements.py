@@ -115,6 +115,8 @@ STATEMENTS = {
     "half of {threshold} nats; {exceeding} of {counted} rows so far have such a token; the evidence is {weight}, and "
     "10^6 decides; outputs alone do not show which part is broken",
     # a target that answers a row alone in several ways
+    "rope-of-the-call": "everything that was attended to is right, but the target's rope ({rope}) depends on the length "
+    "of what a call feeds; beside a longer row, or with drafts, it may answer otherwise than alone",
     "rope-by-length": "row {row} alone: from new token {token_index} on the target returns other tokens with its cache "
     "than without, because its rope ({rope}) depends on the length and its cache keeps keys as they were rotated before; "
     "both are accepted",

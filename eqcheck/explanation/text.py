@@ -27,6 +27,7 @@ from eqcheck.explanation.tokens import compared, shortened
 
 WIDTH = 100  # characters a line, where nothing says how wide the output is
 _EXPECTED, _AGAIN = ("expected", "got"), ("first", "again")  # of a seed: the same request twice
+RIGHT_SO_FAR = "tokens right so far"  # in spite of a wrong context
 _TITLE = 13  # characters of the longest title
 _ROWS, _BESIDE, _CLAUSES = 12, 3, 4
 _ALIKE = 3  # so many slots share a line
@@ -68,9 +69,10 @@ def headline(e: Explanation) -> str:
 
 
 def meaning(e: Explanation) -> str:
-    """Return what the kind means, as likely where it was found by search."""
+    """Return what the kind means, as likely where it was found by search, and whether a token shows it."""
     searched_for = e.search is not None and e.search.surprising
-    return f"{KINDS[e.kind].meaning} (likely)" if searched_for else KINDS[e.kind].meaning
+    likely = " (likely)" if searched_for else ""
+    return f"{KINDS[e.kind].meaning}{likely}{f'; {RIGHT_SO_FAR}' if e.harmless else ''}"
 
 
 def render(e: Explanation, needs: Sequence[str] | None = None, plain: str = "", width: int = WIDTH) -> str:
@@ -229,6 +231,7 @@ def _note_of(e: Explanation) -> str:
             marks.append(f"{name} {kind}" if not nothing_expected(e) else kind)
     if e.observed is not None and e.observed in e.drafted:
         marks.append("got a draft token")
+    marks += ["right so far"] * e.harmless
     return f" ({', '.join(marks)})" if marks else ""
 
 

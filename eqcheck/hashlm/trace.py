@@ -146,6 +146,8 @@ class Trace:
     handed: Uses | None = None  # of the preallocated cache that the decoder is handed for the target
     watcher: Watcher | None = None
     rounded: float = 0.0  # how far entries of a real cache that rounds are from what was written, in parts of them
+    # By call, row and column: other tokens of a real model whose scores are the highest, but for the dtype's last bits.
+    level: dict[tuple[int, int, int], frozenset[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.clock = count(1)

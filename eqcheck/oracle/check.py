@@ -115,12 +115,12 @@ class Oracle:
         rows = tuple(RowVerdict(i, expected, observed[i]) for i, (expected, _) in enumerate(judged))
         wrong = [row for row in rows if row.first is not None]
         if not wrong:
-            return self._noted(Verdict("tie" if any(ties for _, ties in judged) else "equivalent", rows), checked)
+            return self.noted(Verdict("tie" if any(ties for _, ties in judged) else "equivalent", rows), checked)
         whole = prompt_returned(checked, rows, [limit] * len(checked), pad_token_id, eos)
         said = _from_tokens(checked, rows, wrong, limit, eos, pad_token_id, whole)
         if self._gaps and said.component == "unattributed":
-            return self._noted(self._gaps.verdict(rows, said, gaps), checked)
-        return self._noted(Verdict("violation", rows, said), checked)
+            return self.noted(self._gaps.verdict(rows, said, gaps), checked)
+        return self.noted(Verdict("violation", rows, said), checked)
 
     def watch(
         self,
@@ -131,13 +131,14 @@ class Oracle:
         pad_token_id: int | None = None,
         padding_side: str = "left",
         draft: Any = None,
+        tokens_only: bool = False,
         eos_token_id: int | Sequence[int] | None = None,
     ) -> AbstractContextManager[Watch]:
         """Watch the target (and the ``draft``) while your code decodes ``prompts``, and find the first wrong query.
 
         After the block, ``verdict`` and ``explain()`` of the watch name the first wrong position id, attention mask or
         cache entry, with its call and slot. Set ``outputs`` of the watch to what your code returned to judge the tokens
-        too. Works with transformers models that use sdpa or eager attention and are not compiled. Raises as `check`
+        too. A wrong context is a violation also where every token is right so far; ``tokens_only`` lets it pass. Works with transformers models that use sdpa or eager attention and are not compiled. Raises as `check`
         does, and `UsageError` for a model that cannot be read.
 
             >>> import torch
@@ -163,11 +164,33 @@ class Oracle:
             raise UsageError(f"padding_side: expected one of {PADDING_SIDES}, got {padding_side!r}")
         pad = -1 if pad_token_id is None else pad_token_id
         case = WatchedCase(self._prompts(prompts), limit, eos, pad, padding_side, family_like(self.target))
-        return watching(self, case, draft)
+        return watching(self, case, draft, tokens_only)
 
-    def _noted(self, verdict: Verdict, prompts: Sequence[_Ids]) -> Verdict:
+    def noted(self, verdict: Verdict, prompts: Sequence[_Ids]) -> Verdict:
         """Return the verdict with what is known of a target that has several answers of its own."""
         return replace(verdict, note=self._alone.note(prompts))
+
+    def alike(self, prompts: Sequence[_Ids], rows: Sequence[_Ids], limit: int) -> list[tuple[int, ...]]:
+        """Return what the target generates alone after each prompt, no EOS, in the way that a row is nearest to."""
+        self._alone.begin(prompts, rows)
+        rounds = self._gaps is not None
+        pairs = zip(prompts, rows, strict=True)
+        return [self._alone.expected(prompt, row, limit, (), rounds).tokens for prompt, row in pairs]
+
+    def by_length(
+        self, verdict: Verdict, prompts: Sequence[_Ids], outputs: Sequence[_Ids], limit: int, eos: Sequence[int]
+    ) -> Verdict:
+        """Return the verdict on rows whose contexts were right; with a rope by length their tokens still may be wrong.
+
+        A call rotates by its longest row, so a right context in it is not that of the row alone.
+        """
+        if not self._alone.ropes:
+            return verdict
+        told = self.check(prompts, outputs, max_new_tokens=limit, eos_token_ids=eos)
+        if told or told.explanation is None or told.explanation.component != "unattributed":
+            return verdict if told else told
+        why = state("rope-of-the-call", rope=self._alone.ropes)
+        return replace(told, explanation=replace(told.explanation, detail=why.detail, facts=why.facts))
 
     def _row(self, prompt: _Ids, observed: _Ids, gaps: Sequence[float], limit: int, eos: _Ids) -> tuple[_Ids, int]:
         """Return the true row, which follows the observed one through near-ties, and the number of near-ties."""

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, cast
+
+import numpy as np
+import torch
 
 from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.reading import Reader
 from eqcheck.case.record import Case
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.family import FAMILY
-from eqcheck.decoding.rounding import after, answered
+from eqcheck.contract.options import RowOptions
+from eqcheck.decoding.rounding import after, answered, answers_to
 from eqcheck.decoding.run import Run, Truth, cut
-from eqcheck.explanation.records import Given
+from eqcheck.explanation.records import Explanation, Given
+from eqcheck.hashlm.hashing import MODEL
 from eqcheck.hashlm.trace import DRAFT, TARGET, Trace
 from eqcheck.real.shadow import Shadow
 from eqcheck.real.tap import NotRead, TapFailed, Watched, tapped
 from eqcheck.result.verdict import Verdict, check_rows
 from eqcheck.truth.continuation import digests_of
+from eqcheck.truth.rounded import in_pieces
 
 _LEARNED = ("gpt2", "gpt_bigcode", "gpt_neo", "biogpt", "xglm", "openai-gpt")
 _BY_MASK = ("bloom", "opt", "mpt")
@@ -37,6 +43,12 @@ class AnyOracle(Protocol):
 
     def truth(self, prompt: Any, *, max_new_tokens: int) -> Any: ...
 
+    def alike(self, prompts: Any, rows: Any, limit: int) -> Any: ...
+
+    def noted(self, verdict: Verdict, prompts: Any) -> Verdict: ...
+
+    def by_length(self, verdict: Verdict, prompts: Any, outputs: Any, limit: int, eos: Any) -> Verdict: ...
+
 
 @dataclass(frozen=True)
 class WatchedCase:
@@ -51,6 +63,11 @@ class WatchedCase:
     num_draft_tokens: int | None = None
     cache_state: str = "empty"
     tree: tuple[()] = ()
+
+    @property
+    def options(self) -> tuple[RowOptions, ...]:
+        """Return the options of each row: nothing but its limit and its EOS ids."""
+        return (RowOptions(self.max_new_tokens, self.eos_token_ids),) * len(self.prompts)
 
     def given(self, row: int) -> Given:
         """Return the prompt and the settings of a row, as an explanation quotes them."""
@@ -78,74 +95,167 @@ def family_like(model: Any) -> str:
 class Watch:
     """Hold the calls of a watched model; set ``outputs`` to what your code returned to judge its tokens too."""
 
-    def __init__(self, oracle: AnyOracle, case: WatchedCase, trace: Trace) -> None:
-        self._oracle, self._case, self._trace = oracle, case, trace
+    def __init__(self, oracle: AnyOracle, case: WatchedCase, trace: Trace, tokens_only: bool = False) -> None:
+        self._oracle, self._case, self._trace, self._tokens_only = oracle, case, trace, tokens_only
         self.outputs: Sequence[Sequence[int]] | None = None
 
     @cached_property
     def verdict(self) -> Verdict:
         """Judge every row as far as it was decoded; the explanation names the first wrong context.
 
-        Where the context was right and rounding chose another token, the row counts as a tie.
+        Where the context was right and rounding chose another token, the row counts as a tie. A wrong context is a
+        violation also where all tokens are right, unless the watch is of ``tokens_only``.
         """
         run = self._run()
-        if not any(row.first is not None for row in run.verdicts):
-            return Verdict("tie" if run.ties else "equivalent", run.verdicts)
-        return Verdict("violation", run.verdicts, Reader(run).explain())
+        reader = Reader(run)
+        if any(row.first is not None for row in run.verdicts):
+            return self._oracle.noted(Verdict("violation", run.verdicts, reader.explain()), self._case.prompts)
+        harmless = None if self._tokens_only else self._wrong_context(run, reader)
+        if harmless is not None:
+            return Verdict("violation", run.verdicts, harmless)
+        found = self._oracle.noted(Verdict("tie" if run.ties else "equivalent", run.verdicts), self._case.prompts)
+        if self.outputs is None or not run.ties:
+            return found
+        case = self._case
+        return self._oracle.by_length(found, case.prompts, self.outputs, case.max_new_tokens, case.eos_token_ids)
 
     def explain(self) -> str:
         """Return the explanation as text."""
         return self.verdict.explain()
 
     def _run(self) -> Run:
+        """The run held against what the target generates alone, in the way that its rows are nearest to."""
         case, oracle = self._case, self._oracle
         limit = case.max_new_tokens
-        uncut = tuple(tuple(oracle.truth(prompt, max_new_tokens=limit)) for prompt in case.prompts)
+        plain = tuple(tuple(oracle.truth(prompt, max_new_tokens=limit)) for prompt in case.prompts)
+        run = self._held_against(plain)
+        assert run.outputs is not None
+        nearest = tuple(oracle.alike(case.prompts, run.outputs, limit))
+        if nearest == plain:
+            return run
+        runs = (run, self._held_against(nearest))
+        return min(runs, key=lambda one: (sum(row.first is not None for row in one.verdicts), len(one.ties)))
+
+    def _held_against(self, uncut: tuple[tuple[int, ...], ...]) -> Run:
+        case, oracle = self._case, self._oracle
         texts = [(*prompt, *row) for prompt, row in zip(case.prompts, uncut, strict=True)]
         digests = tuple(digests_of(case.family, [text])[0] for text in texts)
         truth = Truth(tuple(cut(row, case.eos_token_ids) for row in uncut), uncut, digests)
         run = Run(cast(Case, case), truth, self._trace, truth.rows)
-        if self.outputs is not None:
-            run = replace(run, outputs=check_rows(self.outputs, len(case.prompts), oracle.vocab_size))
-            return _after_ties(run, oracle)
-        return _as_far_as_asked(run)
+        if self.outputs is None:
+            return _as_far_as_asked(run, oracle)
+        return _after_ties(replace(run, outputs=check_rows(self.outputs, len(case.prompts), oracle.vocab_size)), oracle)
+
+    def _wrong_context(self, run: Run, reader: Reader) -> Explanation | None:
+        """Return what is known of the first wrong context that no token shows; None if it is not certain.
+
+        No token proves that it was read rightly. So every entry that the query sees has to be known, its row has to be
+        one that the call holds, and the model's own decode of the row has to be read as right.
+        """
+        found = [finding for finding in reader.all_unseen() if _certain(finding[1], self._trace)]
+        if not found:
+            return None
+        _, first = min(found, key=lambda finding: finding[0])
+        assert first.row is not None
+        return first if _readable(self._oracle.target, run, first.row) else None
 
 
-def _as_far_as_asked(run: Run) -> Run:
-    """The run with the tokens that queries answered: right ones as far as one saw its row, and the next as it is."""
+_OF_CONTEXTS = ("position", "mask", "cache")
+
+
+def _certain(explanation: Explanation, trace: Trace) -> bool:
+    """Return whether a context is certainly wrong: a call wrote all that the query sees, and the call holds its row.
+
+    What was decoded before the watch, or elsewhere, has entries that no call wrote. A call that has nothing to do with
+    the rows, to warm up, may feed a token that one of them has.
+    """
+    query = explanation.query
+    if query is None or explanation.component not in _OF_CONTEXTS or explanation.kind == "torn-entry":
+        return False
+    call = next(one for one in trace.calls if one.number == query.call)
+    seen = np.flatnonzero(call.visible[query.call_row, query.column])
+    if not all(np.isin(kv[0, query.call_row, 0, seen, MODEL], (TARGET, DRAFT)).all() for kv in call.kv):
+        return False
+    row = explanation.deviations[0].row
+    due = range(query.sees_from, query.logical_position + 1)
+    held = {slot.of_position for slot in explanation.slots if slot.of_row == row and slot.index is not None}
+    return 2 * len(held & set(due)) >= len(due)
+
+
+def _readable(target: Any, run: Run, row: int) -> bool:
+    """Return whether the model's own decode of a row is read as right: whole, and a token at a time with a cache."""
+    prompt, digests, family = run.case.prompts[row], run.truth.digests[row][-1], FAMILY[run.case.family]
+    tokens = run.truth.rows[row][:-1]  # what follows the last one is not asked for
+    for alone in (False, True):
+        trace = Trace()
+        model = [Watched.of(target, TARGET)]
+        with torch.no_grad(), tapped(model, Shadow(model, family, trace, {})):
+            if alone:
+                target(input_ids=torch.tensor([[*prompt, *tokens]], device=target.device), use_cache=False)
+            else:
+                in_pieces(target, prompt, tokens, (1,))
+        read = [digest for call in trace.calls for digest in call.digests[0].tolist()]
+        if read != digests[: len(read)].tolist() or len(read) < len(prompt):
+            return False
+    return True
+
+
+def _as_far_as_asked(run: Run, oracle: AnyOracle) -> Run:
+    """The run with the tokens that queries answered: right ones as far as one saw its row, and the next as it is.
+
+    Where rounding chose another token than the truth has, the row goes on from that.
+    """
+    rows = []
+    for row in range(len(run.case.prompts)):
+        run, count = _asked(run, row, oracle)
+        rows.append(run.truth.rows[row][:count])
+    return replace(run, truth=replace(run.truth, rows=tuple(rows)))
+
+
+def _asked(run: Run, row: int, oracle: AnyOracle) -> tuple[Run, int]:
+    """The run with the output of a row as far as it was asked for, and how many tokens that are."""
+    index, start, tokens = 0, len(run.case.prompts[row]) - 1, list[int]()
     labels = labels_of(run, run.trace)
-    outputs, rows = [], []
-    for row, expected in enumerate(run.truth.rows):
-        start = len(run.case.prompts[row]) - 1
-        tokens: list[int] = []
-        for index in range(len(expected)):
+    while index < len(expected := run.truth.rows[row]):
+        answers = answers_to(run, int(run.truth.digests[row][-1, start + index]))
+        if not answers:
             queries = labels.queries(row, start + index)
-            if not any(label.exact for _, label in queries):
-                asked = [write for write, label in queries if not label.exact]
-                tokens += [int(labels.calls[write[0]].predictions[write[1:]]) for write in asked[-1:]]
-                break
-            tokens.append(expected[index])
-        outputs.append(tuple(tokens))
-        rows.append(expected[: len(tokens)])
-    return replace(run, outputs=tuple(outputs), truth=replace(run.truth, rows=tuple(rows)))
+            told = [int(labels.calls[write[0]].predictions[write[1:]]) for write, label in queries if not label.exact]
+            tokens += [token for token in told[-1:] if token >= 0]
+            break
+        tokens.append(expected[index] if expected[index] in answers else min(answers))
+        if expected[index] not in answers:
+            run = after(_with(run, row, tokens), row, index, _more(oracle))
+            labels = labels_of(run, run.trace)
+        index += 1
+    return _with(run, row, tokens), len(tokens)
+
+
+def _with(run: Run, row: int, tokens: Sequence[int]) -> Run:
+    assert run.outputs is not None
+    return replace(run, outputs=(*run.outputs[:row], tuple(tokens), *run.outputs[row + 1 :]))
 
 
 def _after_ties(run: Run, oracle: AnyOracle) -> Run:
     """The run with a truth that goes on after tokens which a query that saw exactly its row was answered with."""
     for row in range(len(run.case.prompts)):
         while (index := answered(run, row)) is not None:
-            run = after(run, row, index, lambda text, left: oracle.truth(text, max_new_tokens=left))
+            run = after(run, row, index, _more(oracle))
     return run
 
 
+def _more(oracle: AnyOracle) -> Callable[[tuple[int, ...], int], Sequence[int]]:
+    return lambda text, left: oracle.truth(text, max_new_tokens=left)
+
+
 @contextmanager
-def watching(oracle: AnyOracle, case: WatchedCase, draft: Any = None) -> Iterator[Watch]:
+def watching(oracle: AnyOracle, case: WatchedCase, draft: Any = None, tokens_only: bool = False) -> Iterator[Watch]:
     """Watch the oracle's target, and a draft, for as long as the context lasts."""
     trace = Trace()
     models = [Watched.of(oracle.target, TARGET), *([Watched.of(draft, DRAFT)] if draft is not None else [])]
     with tapped(models, Shadow(models, FAMILY[case.family], trace, {})):
         try:
-            yield Watch(oracle, case, trace)
+            yield Watch(oracle, case, trace, tokens_only)
         except NotRead as unread:
             raise UsageError(f"watch: the model cannot be read: {unread}") from unread
         except TapFailed as error:

@@ -305,6 +305,8 @@ class Shadow:
             scores = logits[row, column]
             forced = self._forced(role, known[held[row][0][column]], scores)
             predictions[row, start + column] = int(scores.argmax()) if forced is None else forced[0]
+            if forced is None and len(level := _level(scores)) > 1:
+                self.trace.level[call.number, row, start + column] = level
         call.__dict__["predictions"] = predictions
 
     def _forced(self, role: int, digest: int | None, scores: torch.Tensor) -> list[int] | None:
@@ -321,6 +323,17 @@ class Shadow:
         order: list[int] = scores.argsort(descending=True).tolist()
         order.remove(right)
         return [*order[:rank], right, *order[rank:]]
+
+
+def _level(scores: torch.Tensor) -> frozenset[int]:
+    """Return the tokens that may be the greedy choice: all whose scores are the highest, but for the last bits.
+
+    In bfloat16 several scores are often equal. Which of them is chosen depends on the shape of the tensor, and a soft
+    cap or a head in another dtype makes equal what is not.
+    """
+    highest = scores.max()
+    least = highest - 2 * torch.finfo(scores.dtype).eps * highest.abs()
+    return frozenset((scores >= least).nonzero()[:, 0].tolist())
 
 
 def visible_of(seen: AttentionInput, batch: int) -> Bools:

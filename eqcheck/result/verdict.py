@@ -14,7 +14,7 @@ from eqcheck.contract.errors import OutputError
 from eqcheck.contract.escaping import listed, one_line
 from eqcheck.explanation.records import Explanation, many
 from eqcheck.explanation.statements import Statement, sentence
-from eqcheck.explanation.text import Part, laid_out, parts, render
+from eqcheck.explanation.text import RIGHT_SO_FAR, Part, laid_out, parts, render
 
 VERDICTS = ("equivalent", "tie", "inconclusive", "violation")
 
@@ -91,7 +91,8 @@ class Verdict:
         if e is None:
             return f"<{self.status}>"
         right, got = ("the row's end" if token is None else token for token in (e.expected, e.observed))
-        at = f": row {e.row}, new token {e.token_index}: expected {right}, got {got}"
+        what = RIGHT_SO_FAR if e.harmless else f"expected {right}, got {got}"
+        at = f": row {e.row}, new token {e.token_index}: {what}"
         return one_line(f"<{self.status}: {e.fingerprint}{'' if e.row is None else at}>", 200)
 
     @property

@@ -99,6 +99,11 @@ class Alone:
         self._lengths: tuple[tuple[int, int], ...] = ()
         self._apart: dict[tuple[int, ...], tuple[Way, int]] = {}
 
+    @property
+    def ropes(self) -> str:
+        """The types of the target's ropes that depend on the length of what one call feeds; empty without one."""
+        return " and ".join(dict.fromkeys(rope.kind for rope in self._ropes))
+
     # One call.
 
     def scores(self, tokens: _Ids) -> torch.Tensor:
@@ -294,7 +299,7 @@ class Alone:
         if way.after:
             return state("after-longer-rows", **facts, rope=_GROWS, tokens=way.after)
         if self._ropes:
-            return state("rope-by-length", **facts, rope=" and ".join(dict.fromkeys(rope.kind for rope in self._ropes)))
+            return state("rope-by-length", **facts, rope=self.ropes)
         return state("cache-answers-otherwise", **facts)
 
 

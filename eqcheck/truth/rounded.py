@@ -156,6 +156,9 @@ class RowGaps:
         A row alone stands beside itself.
         """
         wholes = [[*prompt, *row] for prompt, row in zip(prompts, rows, strict=True)]
+        if self._alone.ropes:  # a longer row would change the scores of the others
+            twice = [self._call([whole, whole])[0] for whole in wholes]
+            return [_from(*its) for its in zip(twice, prompts, rows, strict=True)]
         longest, laws = max(map(len, wholes)), list[torch.Tensor]()
         filled = [[*whole, *([whole[0]] * (longest - len(whole)))] for whole in wholes]
         for first in range(0, len(filled), BATCH):
