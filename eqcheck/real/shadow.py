@@ -24,6 +24,7 @@ from eqcheck.hashlm.visibility import Feed, View, _masked
 from eqcheck.real.positions import Positions, Stop, entries
 from eqcheck.real.provenance import Held, Provenance, two_heads, vectors, written
 from eqcheck.real.tap import AttentionInput, NotRead, Watched
+from eqcheck.truth.alone import ropes_of
 
 
 @dataclass
@@ -198,7 +199,9 @@ class Shadow:
         if now.past < 0:  # nobody said anything
             said += now.seen[low].keys.shape[2] - block
         positions = said
-        if self.family.fed:
+        # With a rope by length the same token and position has other keys in a longer call, and asking for keys is a
+        # long call: it would change what a dynamic rope keeps.
+        if self.family.fed and not ropes_of(now.watched.model.config):
             look = self.positions.setdefault(role, Positions(now.watched))
             positions = look.read(np.maximum(now.tokens, 0), said, keys)
         nothing: Words = np.zeros((batch, block), np.uint64)
