@@ -115,14 +115,16 @@ STATEMENTS = {
     "half of {threshold} nats; {exceeding} of {counted} rows so far have such a token; the evidence is {weight}, and "
     "10^6 decides; outputs alone do not show which part is broken",
     # a target that answers a row alone in several ways
-    "rope-of-the-call": "everything that was attended to is right, but the target's rope ({rope}) depends on the length "
-    "of what a call feeds; beside a longer row, or with drafts, it may answer otherwise than alone",
+    "rope-of-the-call": "everything that was attended to is right, but the target's rope ({rope}) depends on the "
+    "length of what a call feeds; beside a longer row, or with drafts, it may answer otherwise than alone",
     "rope-by-length": "row {row} alone: from new token {token_index} on the target returns other tokens with its cache "
-    "than without, because its rope ({rope}) depends on the length and its cache keeps keys as they were rotated before; "
-    "both are accepted",
+    "than without, because its rope ({rope}) depends on the length and its cache keeps keys as they were rotated "
+    "before; both are accepted",
     "after-longer-rows": "row {row} is what the target returns alone after {tokens:token}, and from new token "
-    "{token_index} on not what it returns at first, because its rope ({rope}) keeps the frequencies of the longest row; "
-    "both are accepted",
+    "{token_index} on not what it returns at first, because its rope ({rope}) keeps the frequencies of the longest "
+    "row; both are accepted",
+    "generate-answers-otherwise": "row {row} alone: from new token {token_index} on the target's `generate` returns "
+    "other tokens than its calls without position ids and mask; both are accepted",
     "cache-answers-otherwise": "row {row} alone: from new token {token_index} on the target returns other tokens with "
     "its cache than without; both are accepted",
     # what a decoder declares

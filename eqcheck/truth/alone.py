@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ from eqcheck.truth.evidence import BROKEN
 
 _Ids = Sequence[int]
 _Choices = Sequence[int | None]
+_Row = tuple[int, ...]
 _HELD = 16  # the last positions of a prompt whose scores are compared: all of them may be too large to keep twice
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}
 """How far scores may be off, as a share of the greatest one. Too little costs time and no verdict."""
@@ -35,13 +36,15 @@ _GROWS, _SWITCHES = "dynamic", "longrope"
 
 
 class Way(NamedTuple):
-    """One way in which a target generates a row: with a cache or without, and after a row of ``after`` tokens."""
+    """One way in which a target generates a row: by its calls or its ``generate``; after a row of ``after`` tokens."""
 
     cached: bool = False
+    generate: bool = False
     after: int = 0
 
 
-WITHOUT, WITH = Way(), Way(cached=True)
+WITHOUT, GENERATED, WITH = Way(), Way(generate=True), Way(cached=True, generate=True)
+"""By calls without a cache; by ``generate``, which may pass other position ids than a call has; with a cache."""
 
 
 class Rope(NamedTuple):
@@ -191,28 +194,20 @@ class Alone:
         first = common_start(plain, observed)
         if steady and (rounds or first in (len(plain), len(observed))):
             return Expected(plain)
-        found, apart = Expected(plain), None
-        for way in (WITH, *self.remembered(prompt)):
-            if steady or way.after:  # asked only as far as it agrees longer
-                row = self.generated(prompt, limit, eos, way, along=observed, least=first + 1)
-            else:
-                row = self.generated(prompt, limit, eos, way)
-                apart = None if row in (None, plain) else common_start(plain, row or ())
-                found = replace(found, apart=apart)
+        found, ways = Expected(plain), (GENERATED, WITH, *self.remembered(prompt))
+        if not steady:
+            cached = self.generated(prompt, limit, eos, WITH)
+            found = Expected(plain, WITH, None if cached in (None, plain) else common_start(plain, cached or ()))
+        for way in ways if first < limit and plain != tuple(observed) else ():
+            row = self.generated(prompt, limit, eos, way, along=observed, least=first + 1)
             if row is not None and common_start(row, observed) > first:
-                first = common_start(row, observed)
                 found = Expected(row, way, common_start(plain, row))
+                first = common_start(row, observed)
             if found.tokens == tuple(observed):
                 break
         if found.apart is not None:
             self.part(prompt, found.way, found.apart)
         return found
-
-    def readings(self, prompt: _Ids, limit: int) -> list[tuple[int, ...]]:
-        """Return the rows that the target generates alone, without an EOS, first the one without a cache."""
-        ways = [WITHOUT, WITH, *self.remembered(prompt)]
-        rows = [self.generated(prompt, limit, (), way) for way in ways]
-        return list(dict.fromkeys(row for row in rows if row is not None))
 
     def remembered(self, prompt: _Ids) -> list[Way]:
         """Return the ways after longer rows: what a dynamic rope keeps where the rows came in order, once or again."""
@@ -224,7 +219,7 @@ class Alone:
             kept = 0 if begin < original else kept
             lengths += [kept] if begin == len(prompt) and kept > begin else []
             kept = max(kept, end - 1)  # the last token is not fed
-        return [Way(cached, after) for after in dict.fromkeys(lengths) for cached in (False, True)]
+        return [Way(cached, True, after) for after in dict.fromkeys(lengths) for cached in (False, True)]
 
     def generated(
         self,
@@ -236,12 +231,45 @@ class Alone:
         known: _Ids = (),
         along: _Ids = (),
         least: int = 0,
-    ) -> tuple[int, ...] | None:
+    ) -> _Row | None:
         """Return the new tokens of a row alone, with the EOS that ends it; those that are ``known`` are not asked for.
 
         None where the first ``least`` tokens are not those of ``along``, or where the target cannot be asked that way.
         """
-        text, row = self._text([*prompt, *known], way), list(known)
+        if way.generate and hasattr(self._target, "generate"):
+            return self._by_generate(prompt, limit, eos, way, tuple(along[:least]))
+        return self._by_calls(prompt, limit, eos, way, list(known), along, least)
+
+    def _by_generate(self, prompt: _Ids, limit: int, eos: _Ids, way: Way, start: tuple[int, ...]) -> _Row | None:
+        """The row of `generate`, with no option that a generation config of the target has; it is asked for the start
+        first, since most rows are wrong in the same way with a cache and without."""
+        from transformers import GenerationConfig
+
+        ids = torch.tensor([list(prompt)], device=getattr(self._target, "device", "cpu"))
+        options = {"do_sample": False, "use_cache": way.cached, "pad_token_id": 0, "eos_token_id": list(eos) or None}
+        kept, row = getattr(self._target, "generation_config", None), None
+        self._target.generation_config = GenerationConfig()
+        try:
+            for length in dict.fromkeys((len(start) or limit, limit)):
+                self._begin(prompt[0], way)
+                told = self._target.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=length, **options)
+                row = tuple(told[0, len(prompt) :].tolist())
+                if row[: len(start)] != start:
+                    return None
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # a model whose `generate` fails is judged by its calls
+            return None
+        finally:
+            self._target.generation_config = kept
+        return row
+
+    def _by_calls(
+        self, prompt: _Ids, limit: int, eos: _Ids, way: Way, row: list[int], along: _Ids, least: int
+    ) -> _Row | None:
+        if way.generate and not way.cached and not way.after:
+            return None  # the same as without
+        text = self._text([*prompt, *row], way)
         while len(row) < limit and not (row and row[-1] in eos):
             scores = text.scores()
             choice = None if scores is None else _best(scores)[0]
@@ -256,8 +284,13 @@ class Alone:
     def laws(self, prompt: _Ids, row: _Ids, way: Way, copies: int = 1) -> torch.Tensor | None:
         """The scores ``[tokens, vocabulary]`` from which each token of a row was to be chosen, asked one at a time.
 
-        ``copies`` of the row stand in one batch. None where the target cannot be asked that way.
+        ``copies`` of the row stand in one batch. None where the target cannot be asked that way, as where its
+        ``generate`` does something else than call it again and again.
         """
+        if way.generate:
+            count = len(row)
+            if self.generated(prompt, count, (), way) != self._by_calls(prompt, count, (), way, [], (), 0):
+                return None
         text, found = self._text(prompt, way, copies), list[torch.Tensor]()
         for token in row:
             if (scores := text.scores()) is None:
@@ -267,10 +300,13 @@ class Alone:
         return torch.stack(found) if found else None
 
     def _text(self, tokens: _Ids, way: Way, copies: int = 1) -> _Text:
-        self.forget(tokens[0])
-        if way.after:
-            self.called([[tokens[0]] * way.after])
+        self._begin(tokens[0], way)
         return _Text(self, list(tokens), way.cached, copies)
+
+    def _begin(self, token: int, way: Way) -> None:
+        self.forget(token)
+        if way.after:
+            self.called([[token] * way.after])
 
     @torch.no_grad()
     def with_cache(self, rows: list[list[int]], cache: Any) -> tuple[torch.Tensor, Any] | None:
@@ -300,6 +336,8 @@ class Alone:
             return state("after-longer-rows", **facts, rope=_GROWS, tokens=way.after)
         if self._ropes:
             return state("rope-by-length", **facts, rope=self.ropes)
+        if not way.cached:
+            return state("generate-answers-otherwise", **facts)
         return state("cache-answers-otherwise", **facts)
 
 

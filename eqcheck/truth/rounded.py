@@ -22,7 +22,7 @@ from eqcheck.contract.cache_names import cache_argument, cache_of
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import power_of_ten, state
 from eqcheck.result.verdict import RowVerdict, Verdict
-from eqcheck.truth.alone import WITH, WITHOUT, Alone, Way
+from eqcheck.truth.alone import GENERATED, WITH, WITHOUT, Alone, Way
 from eqcheck.truth.evidence import BROKEN, CROSSES, Exceedances, step
 
 LIKELY = 20  # tokens of a place whose scores are compared between two ways to compute them
@@ -100,18 +100,23 @@ class RowGaps:
         told = self._alone.laws(prompt, row, WITHOUT) if whole is None else whole[len(prompt) - 1 :][: len(row)]
         assert told is not None  # without a cache the target always answers
         found: tuple[torch.Tensor, Way | None] = _logs(told), WITHOUT if whole is None else None
-        plain, least = found[0], max(_gaps(found[0], torch.tensor(row)))
-        for way in (WITH, *self._alone.remembered(prompt)) if least > BROKEN or whole is None else ():
+        plain, gaps = found[0], _gaps(found[0], torch.tensor(row))
+        least = max(gaps)
+        tried = (GENERATED, WITH, *self._alone.remembered(prompt)) if least > BROKEN or whole is None else ()
+        for way in tried:
             if (told := self._alone.laws(prompt, row, way)) is None:
+                if self._alone.generated(prompt, len(row), (), way) == row and least > BROKEN:
+                    self._alone.part(prompt, way, next(at for at, gap in enumerate(gaps) if gap > BROKEN))
+                    chosen = torch.tensor(row)[:, None]  # the laws are not known, but what they choose is
+                    return plain.scatter(1, chosen, plain.amax(-1, keepdim=True)), None
                 continue
             laws = _logs(told)
             changes = (plain - laws).gather(1, plain.topk(2).indices).abs().nan_to_num(nan=0.0).amax(-1).tolist()
             apart = next((at for at, change in enumerate(changes) if change > BROKEN), None)
-            if (gap := max(_gaps(laws, torch.tensor(row)))) < least / 2:
+            nearer = (gap := max(_gaps(laws, torch.tensor(row)))) < least / 2
+            if nearer:
                 found, least = (laws, way), gap
-                if apart is not None:
-                    self._alone.part(prompt, way, apart)
-            elif apart is not None and whole is None and way == WITH:
+            if apart is not None and (nearer or (whole is None and way == WITH)):
                 self._alone.part(prompt, way, apart)
         return found
 
@@ -122,8 +127,8 @@ class RowGaps:
         own = [max(_gaps(its, torch.tensor(row))) for its, row in zip(laws, rows, strict=True)]
         others = self._controls(prompts, rows, ways)
         controls, floor = list[list[float]](), self._bets.floor
-        for its, ways in zip(laws, others, strict=True):
-            used = [way for way in ways if way is not None]
+        for its, other in zip(laws, others, strict=True):
+            used = [way for way in other if way is not None]
             controls.append([max(_gaps(its, way.argmax(-1))) for way in used])
             likely, leads = its.topk(min(LIKELY, its.shape[-1])).indices, its.topk(2).values
             changes = [float((its - way).gather(1, likely).abs().nan_to_num(nan=0.0).max()) for way in used]

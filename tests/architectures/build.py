@@ -309,7 +309,7 @@ def _said(config_class: Any, options: dict[str, Any], without: tuple[str, ...]) 
     usual = config_class()
     said = {name: value for name, value in SIZES.items() if _has(usual, name) and name not in without}
     parts = getattr(config_class, "sub_configs", {}) or {}
-    for name, part in parts.items():
+    for name in parts:
         kind = type(getattr(usual, name, None))
         if hasattr(kind, "model_type"):
             small = _said(kind, {}, ("vocab_size",) if "text" not in name else ())
@@ -331,7 +331,6 @@ def _has(usual: Any, name: str) -> bool:
 def spread(model: Any) -> None:
     """Large weights: with those of a fresh model nearly every context has the same answer."""
     for name, parameter in model.named_parameters():
-        if parameter.dim() >= 2 and not name.endswith("A_log"):
-            torch.nn.init.normal_(parameter, std=_STD)
-        elif parameter.dim() == 1 and name.endswith(("sinks", "bias")):
+        matrix = parameter.dim() >= 2 and not name.endswith("A_log")
+        if matrix or name.endswith(("sinks", "bias")):
             torch.nn.init.normal_(parameter, std=_STD)

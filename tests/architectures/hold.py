@@ -1,4 +1,4 @@
-"""Hold the oracle against one model: right rows pass in each way that `generate` makes them, a changed token does not."""
+"""Hold the oracle against one model: right rows pass however `generate` makes them, and a changed token does not."""
 
 from __future__ import annotations
 
@@ -70,6 +70,8 @@ def held(model: Model, dtype: str) -> Held:
             _judge(found, target, rows)
         except UsageError as error:
             found.refused = one_line(str(error), 300)
+        except Exception as error:
+            found.right["check"] = said(error)
     return found
 
 
@@ -96,10 +98,12 @@ def _judge(found: Held, target: Any, rows: dict[str, Rows | None]) -> None:
             assert made == its or found.note, "generate gives another row at the second time"
         except UsageError as error:
             found.unread = one_line(str(error), 300)
+        except Exception as error:
+            found.right[f"watch, {name}"] = said(error)
 
 
 def watched(target: Any, cached: bool) -> tuple[Rows, str, str, str]:
-    """The rows that the target generates while it is watched, and the verdicts: with them, without, with one changed."""
+    """The rows that the target generates while watched, and the verdicts: with them, without, with one changed."""
     with Oracle(target).watch(PROMPTS, max_new_tokens=LIMIT, pad_token_id=0) as watch:
         made = generated(target, cached)
     watches = [copy.copy(watch) for _ in range(3)]
