@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -133,3 +134,133 @@ def test_an_empty_row_is_no_evidence_and_ends_too_early() -> None:
     verdict = check(oracle, [[], *rows[1:]])
     assert verdict.explanation is not None
     assert (verdict.status, verdict.explanation.kind) == ("violation", "premature-stop")
+
+
+# --- what needs no evidence -------------------------------------------------------------------------------------------
+
+
+def twins() -> Any:
+    """A model in which ids 2n and 2n + 1 always have the same score: every token has a near-tie."""
+    model = llama()
+    with torch.no_grad():
+        model.lm_head.weight[1::2] = model.lm_head.weight[::2]
+    return model
+
+
+def other_twin(row: Sequence[int], at: int) -> list[int]:
+    return [token ^ 1 if place == at else token for place, token in enumerate(row)]
+
+
+def found(verdict: Verdict) -> tuple[str, str, int | None]:
+    assert verdict.explanation is not None, str(verdict)
+    return verdict.status, verdict.explanation.kind, verdict.explanation.row
+
+
+def test_a_row_that_is_cut_is_sure_beside_a_doubtful_token() -> None:
+    model = llama()
+    oracle = oracle_of(model)
+    rows = right(oracle)
+    doubtful = worst(model, PROMPTS[0], rows[0])
+    assert found(check(oracle, [doubtful, rows[1][:-1], rows[2]])) == ("violation", "premature-stop", 1)
+    assert found(check(oracle, [doubtful, rows[1], [*rows[2], 1]])) == ("violation", "over-length", 2)
+    assert found(check(oracle, [doubtful, *rows[1:]])) == ("inconclusive", "unattributed", 0)
+    verdict = check(oracle, [doubtful[:-1], *rows[1:]])  # the same row has both
+    assert found(verdict) == ("violation", "premature-stop", 0)
+    assert verdict.explanation is not None
+    assert (verdict.explanation.token_index, verdict.explanation.observed) == (LIMIT - 1, None)
+    assert "all of them correct" not in str(verdict)
+    assert "5 of 6 tokens were returned, and the last is not an EOS" in " ".join(str(verdict).split())
+
+
+def test_a_row_that_goes_on_after_its_eos_is_sure_beside_a_doubtful_token() -> None:
+    model = llama()
+    oracle = oracle_of(model)
+    rows = right(oracle)
+    eos = next(token for token in rows[2][:-1] if token not in rows[0] + rows[1])
+    end = rows[2].index(eos) + 1
+    doubtful = worst(model, PROMPTS[0], rows[0])
+    asked: dict[str, Any] = {"max_new_tokens": LIMIT, "eos_token_ids": (eos,)}
+    assert oracle.check(PROMPTS, [*rows[:2], rows[2][:end]], **asked)
+    verdict = oracle.check(PROMPTS, [doubtful, rows[1], rows[2]], **asked)
+    assert found(verdict) == ("violation", "past-eos", 2)
+
+
+def test_exchanged_rows_are_sure_beside_a_doubtful_token_and_through_near_ties() -> None:
+    model = twins()
+    oracle = oracle_of(model)
+    rows = right(oracle)
+    assert check(oracle, [oracle_row(oracle, 0, 2), *rows[1:]]).status == "tie"
+    for first, second in ((rows[1], rows[2]), (oracle_row(oracle, 1, 2), rows[2])):
+        for here in (rows[0], worst(model, PROMPTS[0], rows[0])):
+            assert found(check(oracle, [here, second, first])) == ("violation", "row-swap", 1)
+    # A row that is doubtful, and is by chance no other row's, is no swap.
+    assert found(check(oracle, [rows[0], worst(model, PROMPTS[1], rows[1]), rows[2]]))[0] == "inconclusive"
+
+
+def oracle_row(oracle: Oracle, row: int, at: int) -> list[int]:
+    """The right row of a prompt in which one token is the twin of the target's first choice."""
+    begin = other_twin(oracle.truth(PROMPTS[row], max_new_tokens=at + 1), at)
+    return begin + oracle.truth(PROMPTS[row] + begin, max_new_tokens=LIMIT - at - 1)
+
+
+@pytest.mark.parametrize("pads", [0, 2])
+def test_rows_with_their_prompt_are_sure_beside_a_doubtful_token_and_through_near_ties(pads: int) -> None:
+    model = twins()
+    oracle = oracle_of(model)
+    tied = oracle_row(oracle, 2, 1)
+    rows = [*right(oracle)[:2], tied]
+    whole = [[0] * pads + prompt + row for prompt, row in zip(PROMPTS, rows, strict=True)]
+    verdict = oracle.check(PROMPTS, whole, max_new_tokens=LIMIT, pad_token_id=0)
+    assert found(verdict)[:2] == ("violation", "prompt-in-output")
+    doubtful = worst(model, PROMPTS[0], rows[0])
+    verdict = oracle.check(PROMPTS, [doubtful, *whole[1:]], max_new_tokens=LIMIT, pad_token_id=0)
+    assert found(verdict) == ("violation", "prompt-in-output", 1)
+
+
+def test_an_open_verdict_says_so_and_what_is_missing_and_a_tie_has_its_own_words() -> None:
+    model = twins()
+    oracle = oracle_of(model)
+    rows = right(oracle)
+    tie = check(oracle, [oracle_row(oracle, 0, LIMIT - 2), *rows[1:]])
+    assert (tie.status, tie.ties) == ("tie", 1)
+    said = "tie: 3 rows, 1 token differs from the target's own choice by no more than rounding; all others are"
+    assert str(tie).startswith(said)
+    said = str(check(oracle, [worst(model, PROMPTS[0], rows[0]), *rows[1:]]))
+    assert re.match(r"inconclusive: 1 of \d rows goes further from the target than rounding does; the evidence", said)
+    assert "10^6 decides: check more rows with this oracle" in " ".join(said.split())
+    assert "unattributed" not in said
+
+
+def test_a_small_model_is_computed_on_one_thread() -> None:
+    model, threads = llama(), set[int]()
+    model.register_forward_pre_hook(lambda *_: threads.add(torch.get_num_threads()))
+    oracle = oracle_of(model)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        rows = [oracle.truth(prompt, max_new_tokens=LIMIT) for prompt in PROMPTS]
+        check(oracle, [worst(model, PROMPTS[0], rows[0]), *rows[1:]])
+        assert torch.get_num_threads() == 2
+        threads.clear()
+        check(oracle, rows)
+        assert threads == {1}
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_recurrent_decode_is_the_control_of_one(dtype: torch.dtype) -> None:
+    """Its cache takes one token at a time; in one call with several it begins anew, which is no noise and no news."""
+    torch.manual_seed(0)
+    config = MambaConfig(vocab_size=64, hidden_size=32, state_size=4, num_hidden_layers=2, initializer_range=0.3)
+    oracle = oracle_of(MambaForCausalLM(config).to(dtype))
+    fed: list[int] = []
+    oracle.target.register_forward_pre_hook(
+        lambda _, __, words: fed.append(words["input_ids"].shape[1]), with_kwargs=True
+    )
+    rows = right(oracle)
+    fed.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert check(oracle, rows)
+    assert fed.count(1) >= len(PROMPTS) * (LIMIT - 1)

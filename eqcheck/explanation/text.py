@@ -75,8 +75,39 @@ def meaning(e: Explanation) -> str:
     return f"{KINDS[e.kind].meaning}{likely}{f'; {RIGHT_SO_FAR}' if e.harmless else ''}"
 
 
-def render(e: Explanation, needs: Sequence[str] | None = None, plain: str = "", width: int = WIDTH) -> str:
+def agreement(status: str, rows: int, ties: int) -> str:
+    """Return the text of a verdict in which nothing is wrong.
+
+    >>> agreement("equivalent", 3, 0)
+    'equivalent: 3 rows, every token is what the target returns alone'
+    >>> agreement("tie", 3, 2)
+    "tie: 3 rows, 2 tokens differ from the target's own choice by no more than rounding; all others are that choice"
+    """
+    if status != "tie":
+        return f"{status}: {many(rows, 'row')}, every token is what the target returns alone"
+    few = f"{many(ties, 'token')} differ{'s' * (ties == 1)}"
+    return f"tie: {many(rows, 'row')}, {few} from the target's own choice by no more than rounding; all others are that choice"
+
+
+def undecided(e: Explanation) -> str:
+    """Return the headline of an inconclusive verdict: what was seen, and what is missing.
+
+    >>> undecided(Explanation("unattributed", "unattributed", facts={"exceeding": 1, "counted": 24, "weight": "4.2"}))
+    'inconclusive: 1 of 24 rows goes further from the target than rounding does; the evidence is 4.2, and 10^6 decides: \
+check more rows with this oracle'
+    """
+    exceeding, counted, weight = (e.facts.get(name, "?") for name in ("exceeding", "counted", "weight"))
+    go = "goes" if exceeding == 1 else "go"
+    seen = f"{exceeding} of {counted} rows {go} further from the target than rounding does"
+    return f"inconclusive: {seen}; the evidence is {weight}, and 10^6 decides: check more rows with this oracle"
+
+
+def render(
+    e: Explanation, needs: Sequence[str] | None = None, plain: str = "", width: int = WIDTH, status: str = "violation"
+) -> str:
     """Return the text of an explanation, in lines of at most ``width`` characters; the rest as for `parts`.
+
+    An ``inconclusive`` one begins with what is missing.
 
     >>> from eqcheck.explanation.records import crash
     >>> print(render(crash("exception", "KeyError", "'x'")))
@@ -85,7 +116,8 @@ def render(e: Explanation, needs: Sequence[str] | None = None, plain: str = "", 
         KeyError: 'x'
     """
     width = min(width, WIDTH)
-    return "\n".join([filled(headline(e), width, 2), *laid_out(parts(e, needs, plain, width), width)])
+    first = undecided(e) if status == "inconclusive" else headline(e)
+    return "\n".join([filled(first, width, 2), *laid_out(parts(e, needs, plain, width), width)])
 
 
 def kinds_known(e: Explanation) -> bool:

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from eqcheck.attribution.bookkeeping import ends
 from eqcheck.attribution.completions import told_wrongly_of, without_passed_stops
 from eqcheck.attribution.declarations import ignored
 from eqcheck.attribution.ids import variants
@@ -24,12 +23,12 @@ from eqcheck.contract.escaping import describe, listed
 from eqcheck.contract.requirements import refused
 from eqcheck.decoding.harness import run as run_case
 from eqcheck.decoding.run import Run, cut
-from eqcheck.explanation.records import BY_TOKENS, Explanation, Given
-from eqcheck.explanation.statements import Statement, state
+from eqcheck.explanation.statements import state
+from eqcheck.oracle.tokens import Asked
 from eqcheck.real.built import recognised
 from eqcheck.result.verdict import RowVerdict, Verdict, as_int, check_row, check_rows
 from eqcheck.truth.alone import Alone
-from eqcheck.truth.rounded import RowGaps, coarse
+from eqcheck.truth.rounded import Measured, RowGaps, calmly, coarse, within
 
 if TYPE_CHECKING:
     from eqcheck.oracle.watch import Watch
@@ -85,9 +84,9 @@ class Oracle:
         Raises `OutputError` for a malformed prompt or limit.
         """
         (checked,) = self._prompts([prompt])
-        row = self._alone.generated(checked, _limit(max_new_tokens), self._eos(eos_token_ids, eos_token_id))
-        assert row is not None  # without a cache the target always answers
-        return list(row)
+        limit, eos = _limit(max_new_tokens), self._eos(eos_token_ids, eos_token_id)
+        with calmly(self.target):
+            return list(self._continued(checked, limit, eos))
 
     def check(
         self,
@@ -109,18 +108,10 @@ class Oracle:
         limit, eos = _limit(max_new_tokens), self._eos(eos_token_ids, eos_token_id)
         checked = self._prompts(prompts)
         observed = check_rows(outputs, len(checked), self.vocab_size)
+        asked = Asked(checked, limit, eos, pad_token_id)
         self._alone.begin(checked, observed)
-        gaps = self._gaps.add(checked, observed, limit, eos) if self._gaps else [()] * len(checked)
-        judged = [self._row(*pair, limit, eos) for pair in zip(checked, observed, gaps, strict=True)]
-        rows = tuple(RowVerdict(i, expected, observed[i]) for i, (expected, _) in enumerate(judged))
-        wrong = [row for row in rows if row.first is not None]
-        if not wrong:
-            return self.noted(Verdict("tie" if any(ties for _, ties in judged) else "equivalent", rows), checked)
-        whole = prompt_returned(checked, rows, [limit] * len(checked), pad_token_id, eos)
-        said = _from_tokens(checked, rows, wrong, limit, eos, pad_token_id, whole)
-        if self._gaps and said.component == "unattributed":
-            return self.noted(self._gaps.verdict(rows, said, gaps), checked)
-        return self.noted(Verdict("violation", rows, said), checked)
+        with calmly(self.target):
+            return self.noted(self._rounded(asked, observed) if self._gaps else self._exact(asked, observed), checked)
 
     def watch(
         self,
@@ -192,23 +183,56 @@ class Oracle:
         why = state("rope-of-the-call", rope=self._alone.ropes)
         return replace(told, explanation=replace(told.explanation, detail=why.detail, facts=why.facts))
 
-    def _row(self, prompt: _Ids, observed: _Ids, gaps: Sequence[float], limit: int, eos: _Ids) -> tuple[_Ids, int]:
-        """Return the true row, which follows the observed one through near-ties, and the number of near-ties."""
-        expected, ties = self._expected(prompt, observed, limit, eos), 0
-        while self._gaps:
-            pairs = enumerate(zip(expected, observed, strict=False))
-            index = next((i for i, (right, got) in pairs if right != got), None)
-            if index is None or gaps[index] > self._gaps.threshold:
-                break
-            kept, ties = observed[: index + 1], ties + 1
-            ended = kept[-1] in eos or len(kept) == limit
-            rest = () if ended else self._expected(prompt + kept, observed[len(kept) :], limit - len(kept), eos)
-            expected = kept + rest
-        return expected, ties
+    def _exact(self, asked: Asked, observed: tuple[_Ids, ...]) -> Verdict:
+        """Return the verdict where every token counts."""
+        pairs = enumerate(zip(asked.prompts, observed, strict=True))
+        rows = tuple(RowVerdict(i, self._expected(*pair, asked.limit, asked.eos), pair[1]) for i, pair in pairs)
+        if all(row.first is None for row in rows):
+            return Verdict("equivalent", rows)
+        whole = prompt_returned(asked.prompts, rows, [asked.limit] * len(rows), asked.pad, asked.eos)
+        return Verdict("violation", rows, asked.from_tokens(rows, whole))
+
+    def _rounded(self, asked: Asked, observed: tuple[_Ids, ...]) -> Verdict:
+        """Return the verdict where rounding decides near-ties: what is sure without evidence comes first."""
+        gaps = self._gaps
+        assert gaps is not None
+        measured = gaps.add(asked.prompts, observed, asked.limit, asked.eos)
+        pairs = zip(asked.prompts, observed, measured, strict=True)
+        rows = tuple(RowVerdict(i, self._followed(*each, asked), each[1]) for i, each in enumerate(pairs))
+        if all(row.first is None for row in rows):
+            ties = sum(len(one.differing(row)) for one, row in zip(measured, observed, strict=True))
+            return Verdict("tie" if ties else "equivalent", rows, ties=ties)
+
+        def measure(prompt: _Ids, tokens: _Ids) -> Measured:
+            return gaps.measure(prompt, within(tokens, asked.limit, asked.eos))
+
+        def follow(prompt: _Ids, tokens: _Ids) -> _Ids:
+            return self._followed(prompt, tokens, measure(prompt, tokens), asked)
+
+        def fits(prompt: _Ids, tokens: _Ids) -> bool:
+            return max(measure(prompt, tokens).gaps, default=0.0) <= gaps.threshold
+
+        if said := asked.sure(rows, follow, fits):
+            return Verdict("violation", rows, said)
+        return gaps.verdict(rows, asked.from_tokens(rows, None), measured)
+
+    def _followed(self, prompt: _Ids, observed: _Ids, measured: Measured, asked: Asked) -> _Ids:
+        """Return the true row, which follows the observed one through near-ties."""
+        assert self._gaps is not None
+        gaps, threshold = measured.gaps, self._gaps.threshold
+        kept = observed[: next((at for at, gap in enumerate(gaps) if gap > threshold), len(gaps))]
+        if len(kept) == asked.limit or kept[-1:] in [(one,) for one in asked.eos]:
+            return kept
+        return kept + self._continued(prompt + kept, asked.limit - len(kept), asked.eos)
 
     def _expected(self, prompt: _Ids, observed: _Ids, limit: int, eos: _Ids) -> _Ids:
         """Return the true row, in the way to generate it that agrees longest with the observed one."""
-        return self._alone.expected(prompt, observed, limit, eos, rounds=self._gaps is not None).tokens
+        return self._alone.expected(prompt, observed, limit, eos).tokens
+
+    def _continued(self, prompt: _Ids, limit: int, eos: _Ids) -> _Ids:
+        row = self._alone.generated(prompt, limit, eos)
+        assert row is not None  # without a cache the target always answers
+        return row
 
     def _eos(self, eos_token_ids: Any, eos_token_id: Any = None) -> tuple[int, ...]:
         name, wanted = "eos_token_ids", "a sequence of token ids"
@@ -240,48 +264,6 @@ def _limit(max_new_tokens: Any) -> int:
     if limit is None or limit < 1:
         raise OutputError(f"max_new_tokens: expected an integer of at least 1, got {max_new_tokens!r}")
     return limit
-
-
-def _from_tokens(
-    prompts: tuple[tuple[int, ...], ...],
-    rows: tuple[RowVerdict, ...],
-    wrong: list[RowVerdict],
-    limit: int,
-    eos: tuple[int, ...],
-    pad: int | None,
-    whole: tuple[RowVerdict, Statement] | None,
-) -> Explanation:
-    """The cause that tokens show: rows returned ``whole``, ends of rows, exchanged rows; a wrong token has none."""
-    named = []
-    for verdict in wrong:
-        kind = ends(verdict.expected, verdict.observed, eos, -1 if pad is None else pad)
-        swapped = [r.row for r in wrong if r.row != verdict.row and r.expected == verdict.observed]
-        if swapped:
-            kind = ("row-swap", state("of-another-row", other_row=swapped[0]))
-        named.append((verdict, kind))
-    verdict, kind = next((one for one in named if one[1] is None), named[0])
-    if whole:
-        verdict, kind = whole[0], ("prompt-in-output", whole[1])
-    component = "bookkeeping" if kind else "unattributed"
-    name, statement = kind or ("unattributed", state("outputs-alone"))
-    index = verdict.first
-    assert index is not None
-    return Explanation(
-        component,
-        name,
-        row=verdict.row,
-        token_index=index,
-        round=None,
-        expected=verdict.expected[index] if index < len(verdict.expected) else None,
-        observed=verdict.observed[index] if index < len(verdict.observed) else None,
-        detail=statement.detail,
-        facts=statement.facts,
-        expected_row=verdict.expected,
-        observed_row=verdict.observed,
-        wrong_rows=tuple(row.row for row in wrong),
-        basis=BY_TOKENS,
-        given=Given(prompts[verdict.row], pad, eos, limit=limit, requests=len(prompts)),
-    )
 
 
 def judge(run: Run) -> Verdict:

@@ -11,8 +11,9 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 
-from eqcheck.attribution.labels import labels_of
+from eqcheck.attribution.labels import Labels, labels_of
 from eqcheck.attribution.reading import Reader
+from eqcheck.attribution.record import Label, Write
 from eqcheck.case.record import Case
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.family import FAMILY
@@ -29,6 +30,8 @@ from eqcheck.truth.continuation import digests_of
 from eqcheck.truth.rounded import in_pieces
 
 _LEARNED = ("gpt2", "gpt_bigcode", "gpt_neo", "biogpt", "xglm", "openai-gpt")
+_CHOOSES = ("index_topk", "indexer_topk")
+"""The number of keys that each query of a sparse attention chooses by their content."""
 _BY_MASK = ("bloom", "opt", "mpt")
 
 
@@ -83,6 +86,11 @@ def family_like(model: Any) -> str:
             f"watch: expected a model that takes position_ids, got {type(model).__name__}, which counts positions in "
             "its mask; use `eqcheck audit --target bloom` for such models"
         )
+    if any(getattr(config, name, None) for name in _CHOOSES):
+        raise UsageError(
+            f"watch: expected a model whose mask says what a query sees, got {type(model).__name__}, whose indexer "
+            "chooses it; compare its outputs with `check`"
+        )
     if config.model_type in _LEARNED:
         return "learned"
     kinds = set(getattr(config, "layer_types", None) or ())
@@ -113,7 +121,9 @@ class Watch:
         harmless = None if self._tokens_only else self._wrong_context(run, reader)
         if harmless is not None:
             return Verdict("violation", run.verdicts, harmless)
-        found = self._oracle.noted(Verdict("tie" if run.ties else "equivalent", run.verdicts), self._case.prompts)
+        found = self._oracle.noted(
+            Verdict("tie" if run.ties else "equivalent", run.verdicts, ties=len(run.ties)), self._case.prompts
+        )
         if self.outputs is None or not run.ties:
             return found
         case = self._case
@@ -157,7 +167,10 @@ class Watch:
             return None
         _, first = min(found, key=lambda finding: finding[0])
         assert first.row is not None
-        return first if _readable(self._oracle.target, run, first.row) else None
+        try:
+            return first if _readable(self._oracle.target, run, first.row) else None
+        except (NotRead, TapFailed):
+            return None
 
 
 _OF_CONTEXTS = ("position", "mask", "cache")
@@ -220,8 +233,9 @@ def _asked(run: Run, row: int, oracle: AnyOracle) -> tuple[Run, int]:
         answers = answers_to(run, int(run.truth.digests[row][-1, start + index]))
         if not answers:
             queries = labels.queries(row, start + index)
-            told = [int(labels.calls[write[0]].predictions[write[1:]]) for write, label in queries if not label.exact]
-            tokens += [token for token in told[-1:] if token >= 0]
+            asked = [write for write, label in queries if not label.exact and _holds(labels, write, label)]
+            told = [int(labels.calls[write[0]].predictions[write[1:]]) for write in asked[-1:]]
+            tokens += [token for token in told if token >= 0]
             break
         tokens.append(expected[index] if expected[index] in answers else min(answers))
         if expected[index] not in answers:
@@ -229,6 +243,16 @@ def _asked(run: Run, row: int, oracle: AnyOracle) -> tuple[Run, int]:
             labels = labels_of(run, run.trace)
         index += 1
     return _with(run, row, tokens), len(tokens)
+
+
+def _holds(labels: Labels, write: Write, label: Label) -> bool:
+    """Return whether the batch row of a query holds half of what the query has to see, or more.
+
+    Without outputs nothing else shows that a call has to do with a row: one to warm up may feed a token that it has.
+    """
+    call, row = labels.calls[write[0]], write[1]
+    here = [one for one in (*labels.held(call, row), *labels.labels(call, row)) if labels.same(one, label.request)]
+    return 2 * len({one.position for one in here if one.position <= label.position}) > label.position
 
 
 def _with(run: Run, row: int, tokens: Sequence[int]) -> Run:
@@ -259,7 +283,10 @@ def watching(oracle: AnyOracle, case: WatchedCase, draft: Any = None, tokens_onl
         except NotRead as unread:
             raise UsageError(f"watch: the model cannot be read: {unread}") from unread
         except TapFailed as error:
-            raise RuntimeError(f"eqcheck: reading failed, which says nothing about your code: {error}") from error
+            raise UsageError(
+                f"watch: the model cannot be read: eqcheck failed on it, which says nothing about your code: {error}; "
+                "compare its outputs with `check`"
+            ) from error
 
 
 __all__ = ["Watch", "WatchedCase", "family_like", "watching"]

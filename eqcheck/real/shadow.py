@@ -222,6 +222,8 @@ class Shadow:
     def _unheard(self, now: Opened) -> None:
         """Note what was written where no cache was told, as attention saw it."""
         layers = sorted(set(now.watched.layers))
+        if any(now.seen[layer].queries != now.tokens.shape[1] for layer in layers):
+            raise NotRead(f"{type(now.watched.model).__name__}: expected each layer to attend for all tokens of a call")
         both = {layer: (now.seen[layer].keys, now.seen[layer].values) for layer in layers}
         seen = [(layer, kind, both[layer][kind]) for layer in layers for kind in (0, 1)]
         held = [vectors(tensor) for _, _, tensor in seen]
@@ -302,7 +304,14 @@ class Shadow:
                     known[data] = digest
         predictions = np.full((batch, block), -1, np.int64)
         head = now.watched.head
+        if head.weight.shape[-1] != states.shape[-1]:
+            raise NotRead(
+                f"{type(now.watched.model).__name__}: expected a head of {states.shape[-1]} columns, the width of the "
+                f"last hidden state, got one of {head.weight.shape[-1]}"
+            )
         logits = torch.nn.functional.linear(states, head.weight, getattr(head, "bias", None))
+        if cap := getattr(now.watched.model.config.get_text_config(), "final_logit_softcapping", None):
+            logits = torch.tanh(logits / cap) * cap  # scores far beyond the cap become equal
         start = block - states.shape[1]
         for row, column in np.ndindex(batch, states.shape[1]):
             scores = logits[row, column]

@@ -14,7 +14,7 @@ from eqcheck.contract.errors import OutputError
 from eqcheck.contract.escaping import listed, one_line
 from eqcheck.explanation.records import Explanation, many
 from eqcheck.explanation.statements import Statement, sentence
-from eqcheck.explanation.text import RIGHT_SO_FAR, Part, laid_out, parts, render
+from eqcheck.explanation.text import RIGHT_SO_FAR, Part, agreement, laid_out, render
 
 VERDICTS = ("equivalent", "tie", "inconclusive", "violation")
 
@@ -64,9 +64,9 @@ class Verdict:
     """Hold the oracle's verdict on one batch; it is truthy if every row is what the target generates alone.
 
     ``status`` is one of `VERDICTS`, or ``skipped`` if the decoder declined; ``declined`` is then the reason. ``tie``
-    (truthy) means that rows differ only where the target's logits tie within rounding. ``rows`` hold expected and
-    observed tokens; ``explanation`` is the cause as data. ``note`` says where the target itself has several answers for
-    a row alone. ``str()`` gives the explanation as text.
+    (truthy) means that rows differ only where the target's logits tie within rounding, in so many ``ties``. ``rows``
+    hold expected and observed tokens; ``explanation`` is the cause as data. ``note`` says where the target itself has
+    several answers for a row alone. ``str()`` gives the explanation as text.
 
     >>> verdict = Verdict("violation", (RowVerdict(0, expected=(4, 5), observed=(4,)), RowVerdict(1, (6,), (6,))))
     >>> bool(verdict), verdict.exact_match, verdict.prefix_match
@@ -77,6 +77,7 @@ class Verdict:
     rows: tuple[RowVerdict, ...]
     explanation: Explanation | None = None
     declined: str = ""
+    ties: int = 0
     note: Statement | None = None
 
     def __bool__(self) -> bool:
@@ -115,12 +116,8 @@ class Verdict:
         if self.declined:
             return f"declined: {self.declined}"
         if self.explanation is None:
-            but = ", except in near-ties that rounding decides" if self.status == "tie" else ""
-            return f"{self.status}: {many(len(self.rows), 'row')}, every token is what the target returns alone{but}"
-        if self.status == "inconclusive":
-            lines = ["inconclusive: tokens differ, but not by more than the rounding of this dtype may explain so far"]
-            return "\n".join([*lines, *laid_out(parts(self.explanation))])
-        return render(self.explanation)
+            return agreement(self.status, len(self.rows), self.ties)
+        return render(self.explanation, status=self.status)
 
 
 def check_rows(outputs: Any, count: int, vocab_size: int, name: str = "outputs") -> tuple[tuple[int, ...], ...]:

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import cycle
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,8 +27,9 @@ from eqcheck.truth.alone import GENERATED, WITH, WITHOUT, Alone, Way
 from eqcheck.truth.evidence import BROKEN, CROSSES, Exceedances, step
 
 LIKELY = 20  # tokens of a place whose scores are compared between two ways to compute them
-PIECES = (1, 4)  # tokens of a call with a cache, in turn: a decode, and one that verifies drafts
+PIECES: tuple[int, ...] = (1, 4)  # tokens of a call with a cache, in turn: a decode, and one that verifies drafts
 BATCH = 8  # rows
+SMALL = 10**7  # parameters of a model that one thread computes
 _Ids = Sequence[int]
 
 
@@ -35,6 +37,36 @@ def coarse(target: Any) -> bool:
     """Return whether a target computes in less than float32."""
     dtype = getattr(target, "dtype", None)
     return isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize < 4
+
+
+class Measured(NamedTuple):
+    """Hold the gap of each token of a row as far as a right row may go, and the target's own choice at its place."""
+
+    gaps: list[float]
+    choices: list[int]
+
+    def differing(self, row: _Ids) -> list[int]:
+        """Return the places where a row has another token than the target's own choice."""
+        return [at for at, (own, got) in enumerate(zip(self.choices, row, strict=False)) if own != got]
+
+
+@contextmanager
+def calmly(target: Any) -> Iterator[None]:
+    """Compute a small model on one thread.
+
+    Its tensors are too small to be shared out: on a busy machine the threads wait for each other many times longer
+    than they compute.
+    """
+    parameters = getattr(target, "parameters", None)
+    small = parameters is not None and sum(one.numel() for one in parameters()) <= SMALL
+    before = torch.get_num_threads()
+    try:
+        if small and before > 1:
+            torch.set_num_threads(1)
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
 
 
 class RowGaps:
@@ -47,22 +79,24 @@ class RowGaps:
         self._target, self._alone, self._bets = target, alone, Exceedances()
         self._seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
         self._highest = 0.0
-        self._caches = True
+        # Those that hold, of which the first is used. A recurrent state takes one token at a time: with several at once
+        # many models begin anew, which changes scores by less than `BROKEN` where they are flat.
+        self._pieces = [(1,)] if getattr(target, "_is_stateful", False) else [PIECES, (1,)]
 
     @property
     def threshold(self) -> float:
         """A gap beyond it counts."""
         return self._bets.threshold
 
-    def verdict(self, rows: tuple[RowVerdict, ...], said: Explanation, gaps: Sequence[Sequence[float]]) -> Verdict:
+    def verdict(self, rows: tuple[RowVerdict, ...], said: Explanation, measured: Sequence[Measured]) -> Verdict:
         """The verdict on rows with tokens that count, ``inconclusive`` as long as the evidence does not decide.
 
-        ``said`` is told of them; ``gaps`` are those of their tokens.
+        ``said`` is told of them; their tokens were ``measured``.
         """
         assert said.row is not None
         known = state(
             "beyond-noise",
-            gap=f"{max(gaps[said.row], default=0.0):.3g}",
+            gap=f"{max(measured[said.row].gaps, default=0.0):.3g}",
             threshold=f"{self.threshold:.3g}",
             exceeding=self._bets.exceeding,
             counted=len(self._bets.gaps),
@@ -72,10 +106,14 @@ class RowGaps:
         status = "violation" if self._highest >= math.log(CROSSES) else "inconclusive"
         return Verdict(status, rows, replace(said, detail=known.detail, facts=known.facts))
 
-    def add(self, prompts: Sequence[_Ids], rows: Sequence[_Ids], limit: int, eos: _Ids) -> list[list[float]]:
-        """Count rows of new tokens, as far as a right row may go, and return the gap of each of these tokens."""
-        ends = [next((at + 1 for at, token in enumerate(row) if token in eos), limit) for row in rows]
-        kept = [tuple(row[: min(limit, end)]) for row, end in zip(rows, ends, strict=True)]
+    def measure(self, prompt: _Ids, row: _Ids) -> Measured:
+        """Measure the tokens of a row without counting it."""
+        laws, _ = self._way(prompt, tuple(row))
+        return Measured(_gaps(laws, torch.tensor(row)), laws.argmax(-1).tolist())
+
+    def add(self, prompts: Sequence[_Ids], rows: Sequence[_Ids], limit: int, eos: _Ids) -> list[Measured]:
+        """Count rows of new tokens, as far as a right row may go, and measure these tokens."""
+        kept = [within(row, limit, eos) for row in rows]
         ways = [self._way(prompt, row) for prompt, row in zip(prompts, kept, strict=True)]
         laws = [its for its, _ in ways]
         gaps = [_gaps(its, torch.tensor(row)) for its, row in zip(laws, kept, strict=True)]
@@ -87,7 +125,7 @@ class RowGaps:
             self._seen.add(name)
         if new:
             self._count([prompts[at] for at in new], [kept[at] for at in new], [ways[at] for at in new])
-        return gaps
+        return [Measured(own, its.argmax(-1).tolist()) for own, its in zip(gaps, laws, strict=True)]
 
     def _way(self, prompt: _Ids, row: tuple[int, ...]) -> tuple[torch.Tensor, Way | None]:
         """The laws of a row, and the way in which it was fed token by token; None where one call tells it.
@@ -174,20 +212,21 @@ class RowGaps:
 
     def _in_pieces(self, prompt: _Ids, row: _Ids, exact: torch.Tensor) -> torch.Tensor | None:
         """The laws of a row that is fed some tokens at a time, with a cache; None where there is none that holds."""
-        logits = in_pieces(self._target, prompt, row, PIECES) if self._caches else None
-        if logits is None:
-            self._caches = False
-            return None
-        laws = _from(logits, prompt, row)
-        changed = float((exact - laws).gather(1, exact.topk(2).indices).abs().max())
-        if changed <= BROKEN:
-            return laws
-        self._caches = False
-        warnings.warn(
-            f"target: with its cache a score is {changed:.2g} nats off its score in one call, so the cache is no "
-            "measure of the noise",
-            stacklevel=5,
-        )
+        changed = 0.0
+        while self._pieces:
+            logits = in_pieces(self._target, prompt, row, self._pieces[0])
+            if logits is not None:
+                laws = _from(logits, prompt, row)
+                changed = float((exact - laws).gather(1, exact.topk(2).indices).abs().max())
+                if changed <= BROKEN:
+                    return laws
+            del self._pieces[0]
+        if changed:
+            warnings.warn(
+                f"target: with its cache a score is {changed:.2g} nats off its score in one call, so the cache is no "
+                "measure of the noise",
+                stacklevel=6,
+            )
         return None
 
     @torch.no_grad()
@@ -211,6 +250,16 @@ def in_pieces(target: Any, prompt: _Ids, row: _Ids, sizes: _Ids) -> torch.Tensor
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return None
     return torch.cat(parts)
+
+
+def within(row: _Ids, limit: int, eos: _Ids) -> tuple[int, ...]:
+    """Return a row up to its first EOS, or to the limit.
+
+    >>> within([5, 6, 9, 7], 8, [9]), within([5, 6, 7], 2, [9])
+    ((5, 6, 9), (5, 6))
+    """
+    end = next((at + 1 for at, token in enumerate(row) if token in eos), limit)
+    return tuple(row[: min(limit, end)])
 
 
 def _device(target: Any) -> Any:
