@@ -114,6 +114,19 @@ STATEMENTS = {
     "beyond-noise": "a token of the row is {gap} nats below the target's own choice, and the noise of this dtype is "
     "half of {threshold} nats; {exceeding} of {counted} rows so far have such a token; the evidence is {weight}, and "
     "10^6 decides; outputs alone do not show which part is broken",
+    # a target that answers a row alone in several ways
+    "rope-of-the-call": "everything that was attended to is right, but the target's rope ({rope}) depends on the "
+    "length of what a call feeds; beside a longer row, or with drafts, it may answer otherwise than alone",
+    "rope-by-length": "row {row} alone: from new token {token_index} on the target returns other tokens with its cache "
+    "than without, because its rope ({rope}) depends on the length and its cache keeps keys as they were rotated "
+    "before; both are accepted",
+    "after-longer-rows": "row {row} is what the target returns alone after {tokens:token}, and from new token "
+    "{token_index} on not what it returns at first, because its rope ({rope}) keeps the frequencies of the longest "
+    "row; both are accepted",
+    "generate-answers-otherwise": "row {row} alone: from new token {token_index} on the target's `generate` returns "
+    "other tokens than its calls without position ids and mask; both are accepted",
+    "cache-answers-otherwise": "row {row} alone: from new token {token_index} on the target returns other tokens with "
+    "its cache than without; both are accepted",
     # what a decoder declares
     "chunk": "chunked: call {call} feeds {tokens:token} of row {row}'s prompt in batch row {batch_row} (positions "
     "{first_position}..{last_position}), but `prefill_chunk` allows {limit}",

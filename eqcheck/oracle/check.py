@@ -9,8 +9,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-
 from eqcheck.attribution.completions import told_wrongly_of, without_passed_stops
 from eqcheck.attribution.declarations import ignored
 from eqcheck.attribution.ids import variants
@@ -25,9 +23,11 @@ from eqcheck.contract.escaping import describe, listed
 from eqcheck.contract.requirements import refused
 from eqcheck.decoding.harness import run as run_case
 from eqcheck.decoding.run import Run, cut
+from eqcheck.explanation.statements import state
 from eqcheck.oracle.tokens import Asked
 from eqcheck.real.built import recognised
 from eqcheck.result.verdict import RowVerdict, Verdict, as_int, check_row, check_rows
+from eqcheck.truth.alone import Alone
 from eqcheck.truth.rounded import Measured, RowGaps, calmly, coarse, within
 
 if TYPE_CHECKING:
@@ -61,8 +61,11 @@ class Oracle:
         self.target = target
         config = target.config
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        if as_int(getattr(text, "vocab_size", None)) is None:
+            raise UsageError(f"target: expected a causal LM whose config has a vocab_size, got {describe(target)}")
         self.vocab_size = int(text.vocab_size)
-        self._gaps = RowGaps(target) if coarse(target) and not recognised(target) else None
+        self._alone = Alone(target)
+        self._gaps = RowGaps(target, self._alone) if coarse(target) and not recognised(target) else None
         if self._gaps:
             dtype = str(target.dtype).removeprefix("torch.")
             ties = "near-ties are possible, and wrong tokens need the evidence of many rows"
@@ -81,10 +84,9 @@ class Oracle:
         Raises `OutputError` for a malformed prompt or limit.
         """
         (checked,) = self._prompts([prompt])
-        length = len(checked) + _limit(max_new_tokens)
-        eos = self._eos(eos_token_ids, eos_token_id)
+        limit, eos = _limit(max_new_tokens), self._eos(eos_token_ids, eos_token_id)
         with calmly(self.target):
-            return self._extend(list(checked), length, eos)[len(checked) :]
+            return list(self._continued(checked, limit, eos))
 
     def check(
         self,
@@ -107,8 +109,9 @@ class Oracle:
         checked = self._prompts(prompts)
         observed = check_rows(outputs, len(checked), self.vocab_size)
         asked = Asked(checked, limit, eos, pad_token_id)
+        self._alone.begin(checked, observed)
         with calmly(self.target):
-            return self._rounded(asked, observed) if self._gaps else self._exact(asked, observed)
+            return self.noted(self._rounded(asked, observed) if self._gaps else self._exact(asked, observed), checked)
 
     def watch(
         self,
@@ -155,6 +158,32 @@ class Oracle:
         case = WatchedCase(self._prompts(prompts), limit, eos, pad, padding_side, family_like(self.target))
         return watching(self, case, draft, tokens_only)
 
+    def noted(self, verdict: Verdict, prompts: Sequence[_Ids]) -> Verdict:
+        """Return the verdict with what is known of a target that has several answers of its own."""
+        return replace(verdict, note=self._alone.note(prompts))
+
+    def alike(self, prompts: Sequence[_Ids], rows: Sequence[_Ids], limit: int) -> list[tuple[int, ...]]:
+        """Return what the target generates alone after each prompt, no EOS, in the way that a row is nearest to."""
+        self._alone.begin(prompts, rows)
+        rounds = self._gaps is not None
+        pairs = zip(prompts, rows, strict=True)
+        return [self._alone.expected(prompt, row, limit, (), rounds).tokens for prompt, row in pairs]
+
+    def by_length(
+        self, verdict: Verdict, prompts: Sequence[_Ids], outputs: Sequence[_Ids], limit: int, eos: Sequence[int]
+    ) -> Verdict:
+        """Return the verdict on rows whose contexts were right; with a rope by length their tokens still may be wrong.
+
+        A call rotates by its longest row, so a right context in it is not that of the row alone.
+        """
+        if not self._alone.ropes:
+            return verdict
+        told = self.check(prompts, outputs, max_new_tokens=limit, eos_token_ids=eos)
+        if told or told.explanation is None or told.explanation.component != "unattributed":
+            return verdict if told else told
+        why = state("rope-of-the-call", rope=self._alone.ropes)
+        return replace(told, explanation=replace(told.explanation, detail=why.detail, facts=why.facts))
+
     def _exact(self, asked: Asked, observed: tuple[_Ids, ...]) -> Verdict:
         """Return the verdict where every token counts."""
         pairs = enumerate(zip(asked.prompts, observed, strict=True))
@@ -195,37 +224,16 @@ class Oracle:
         kept = observed[: next((at for at, gap in enumerate(gaps) if gap > threshold), len(gaps))]
         if len(kept) == asked.limit or kept[-1:] in [(one,) for one in asked.eos]:
             return kept
-        return tuple(self._extend([*prompt, *kept], len(prompt) + asked.limit, asked.eos)[len(prompt) :])
+        return kept + self._continued(prompt + kept, asked.limit - len(kept), asked.eos)
 
     def _expected(self, prompt: _Ids, observed: _Ids, limit: int, eos: _Ids) -> _Ids:
-        """Return the true row; one forward over prompt and output gives it as far as the output is correct."""
-        sequence = list(prompt + observed[:limit])
-        predicted = self._argmax(sequence)
-        kept = list(prompt)
-        for index in range(len(prompt), len(prompt) + limit):
-            if index - 1 >= len(predicted):
-                break
-            kept.append(_chosen(predicted, index - 1))
-            if kept[-1] in eos:
-                return tuple(kept[len(prompt) :])
-            if index >= len(sequence) or sequence[index] != kept[-1]:
-                break
-        return tuple(self._extend(kept, len(prompt) + limit, eos)[len(prompt) :])
+        """Return the true row, in the way to generate it that agrees longest with the observed one."""
+        return self._alone.expected(prompt, observed, limit, eos).tokens
 
-    def _extend(self, sequence: list[int], length: int, eos: tuple[int, ...]) -> list[int]:
-        while len(sequence) < length:
-            sequence.append(_chosen(self._argmax(sequence), len(sequence) - 1))
-            if sequence[-1] in eos:
-                break
-        return sequence
-
-    def _argmax(self, tokens: Sequence[int]) -> list[int | None]:
-        """Return the target's choice after each token; None where no logit is the greatest, because of NaN."""
-        ids = torch.tensor([list(tokens)], device=getattr(self.target, "device", "cpu"))
-        with torch.no_grad():
-            logits = self.target(input_ids=ids, use_cache=False).logits
-        finite = logits[0].amax(-1).isfinite()  # a NaN makes the greatest one NaN
-        return [int(token) if fine else None for token, fine in zip(logits[0].argmax(-1), finite, strict=True)]
+    def _continued(self, prompt: _Ids, limit: int, eos: _Ids) -> _Ids:
+        row = self._alone.generated(prompt, limit, eos)
+        assert row is not None  # without a cache the target always answers
+        return row
 
     def _eos(self, eos_token_ids: Any, eos_token_id: Any = None) -> tuple[int, ...]:
         name, wanted = "eos_token_ids", "a sequence of token ids"
@@ -250,16 +258,6 @@ class Oracle:
             if not prompt:
                 raise OutputError(f"prompts[{row}]: expected at least one token, got an empty list")
         return checked
-
-
-def _chosen(choices: Sequence[int | None], position: int) -> int:
-    choice = choices[position]
-    if choice is None:
-        raise UsageError(
-            f"target: expected finite logits, got NaN or infinity at position {position}, so no output can be judged; "
-            "compute in float32 or float64, and look for NaN in the weights"
-        )
-    return choice
 
 
 def _limit(max_new_tokens: Any) -> int:

@@ -82,8 +82,12 @@ class Positions:
             self._forward(tokens, positions)
         except Stop:
             pass
+        except Exception:  # layers before the first attention need more than tokens: then what was said counts
+            return
         finally:
             probed, self.probing = self.probing, None
+        if not probed:
+            return
         for pair, key in zip(missing, probed[0][0], strict=True):
             self._keys[pair] = key
 

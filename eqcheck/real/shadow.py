@@ -24,6 +24,7 @@ from eqcheck.hashlm.visibility import Feed, View, _masked
 from eqcheck.real.positions import Positions, Stop, entries
 from eqcheck.real.provenance import Held, Provenance, two_heads, vectors, written
 from eqcheck.real.tap import AttentionInput, NotRead, Watched
+from eqcheck.truth.alone import ropes_of
 
 
 @dataclass
@@ -198,7 +199,9 @@ class Shadow:
         if now.past < 0:  # nobody said anything
             said += now.seen[low].keys.shape[2] - block
         positions = said
-        if self.family.fed:
+        # With a rope by length the same token and position has other keys in a longer call, and asking for keys is a
+        # long call: it would change what a dynamic rope keeps.
+        if self.family.fed and not ropes_of(now.watched.model.config):
             look = self.positions.setdefault(role, Positions(now.watched))
             positions = look.read(np.maximum(now.tokens, 0), said, keys)
         nothing: Words = np.zeros((batch, block), np.uint64)
@@ -219,6 +222,8 @@ class Shadow:
     def _unheard(self, now: Opened) -> None:
         """Note what was written where no cache was told, as attention saw it."""
         layers = sorted(set(now.watched.layers))
+        if any(now.seen[layer].queries != now.tokens.shape[1] for layer in layers):
+            raise NotRead(f"{type(now.watched.model).__name__}: expected each layer to attend for all tokens of a call")
         both = {layer: (now.seen[layer].keys, now.seen[layer].values) for layer in layers}
         seen = [(layer, kind, both[layer][kind]) for layer in layers for kind in (0, 1)]
         held = [vectors(tensor) for _, _, tensor in seen]
@@ -299,6 +304,11 @@ class Shadow:
                     known[data] = digest
         predictions = np.full((batch, block), -1, np.int64)
         head = now.watched.head
+        if head.weight.shape[-1] != states.shape[-1]:
+            raise NotRead(
+                f"{type(now.watched.model).__name__}: expected a head of {states.shape[-1]} columns, the width of the "
+                f"last hidden state, got one of {head.weight.shape[-1]}"
+            )
         logits = torch.nn.functional.linear(states, head.weight, getattr(head, "bias", None))
         if cap := getattr(now.watched.model.config.get_text_config(), "final_logit_softcapping", None):
             logits = torch.tanh(logits / cap) * cap  # scores far beyond the cap become equal

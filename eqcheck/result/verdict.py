@@ -13,7 +13,8 @@ from typing import Any
 from eqcheck.contract.errors import OutputError
 from eqcheck.contract.escaping import listed, one_line
 from eqcheck.explanation.records import Explanation, many
-from eqcheck.explanation.text import RIGHT_SO_FAR, agreement, render
+from eqcheck.explanation.statements import Statement, sentence
+from eqcheck.explanation.text import RIGHT_SO_FAR, Part, agreement, laid_out, render
 
 VERDICTS = ("equivalent", "tie", "inconclusive", "violation")
 
@@ -64,7 +65,8 @@ class Verdict:
 
     ``status`` is one of `VERDICTS`, or ``skipped`` if the decoder declined; ``declined`` is then the reason. ``tie``
     (truthy) means that rows differ only where the target's logits tie within rounding, in so many ``ties``. ``rows``
-    hold expected and observed tokens; ``explanation`` is the cause as data. ``str()`` gives the explanation as text.
+    hold expected and observed tokens; ``explanation`` is the cause as data. ``note`` says where the target itself has
+    several answers for a row alone. ``str()`` gives the explanation as text.
 
     >>> verdict = Verdict("violation", (RowVerdict(0, expected=(4, 5), observed=(4,)), RowVerdict(1, (6,), (6,))))
     >>> bool(verdict), verdict.exact_match, verdict.prefix_match
@@ -76,6 +78,7 @@ class Verdict:
     explanation: Explanation | None = None
     declined: str = ""
     ties: int = 0
+    note: Statement | None = None
 
     def __bool__(self) -> bool:
         return self.status in ("equivalent", "tie")
@@ -104,7 +107,12 @@ class Verdict:
         return sum(row.prefix_match for row in self.rows) / max(len(self.rows), 1)
 
     def explain(self) -> str:
-        """Return the explanation as text; for an equivalent batch one line that says so."""
+        """Return the explanation as text; for an equivalent batch one line that says so. The note stands at the end."""
+        if self.note is None:
+            return self._explained()
+        return "\n".join([self._explained(), *laid_out([Part("Target", sentences=(sentence(self.note.detail),))])])
+
+    def _explained(self) -> str:
         if self.declined:
             return f"declined: {self.declined}"
         if self.explanation is None:

@@ -23,6 +23,7 @@ from eqcheck.contract.cache_names import cache_argument, cache_of
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import power_of_ten, state
 from eqcheck.result.verdict import RowVerdict, Verdict
+from eqcheck.truth.alone import GENERATED, WITH, WITHOUT, Alone, Way
 from eqcheck.truth.evidence import BROKEN, CROSSES, Exceedances, step
 
 LIKELY = 20  # tokens of a place whose scores are compared between two ways to compute them
@@ -74,8 +75,8 @@ class RowGaps:
     A row that comes again counts once, and so does one that is the same up to its first token that counts.
     """
 
-    def __init__(self, target: Any) -> None:
-        self._target, self._bets = target, Exceedances()
+    def __init__(self, target: Any, alone: Alone) -> None:
+        self._target, self._alone, self._bets = target, alone, Exceedances()
         self._seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
         self._highest = 0.0
         # Those that hold, of which the first is used. A recurrent state takes one token at a time: with several at once
@@ -107,13 +108,14 @@ class RowGaps:
 
     def measure(self, prompt: _Ids, row: _Ids) -> Measured:
         """Measure the tokens of a row without counting it."""
-        laws = self._laws(prompt, row)
+        laws, _ = self._way(prompt, tuple(row))
         return Measured(_gaps(laws, torch.tensor(row)), laws.argmax(-1).tolist())
 
     def add(self, prompts: Sequence[_Ids], rows: Sequence[_Ids], limit: int, eos: _Ids) -> list[Measured]:
         """Count rows of new tokens, as far as a right row may go, and measure these tokens."""
         kept = [within(row, limit, eos) for row in rows]
-        laws = [self._laws(prompt, row) for prompt, row in zip(prompts, kept, strict=True)]
+        ways = [self._way(prompt, row) for prompt, row in zip(prompts, kept, strict=True)]
+        laws = [its for its, _ in ways]
         gaps = [_gaps(its, torch.tensor(row)) for its, row in zip(laws, kept, strict=True)]
         new, before = list[int](), self.threshold
         for at, (prompt, row) in enumerate(zip(prompts, kept, strict=True)):
@@ -122,15 +124,49 @@ class RowGaps:
             new += [at] if row and name not in self._seen else []
             self._seen.add(name)
         if new:
-            self._count([prompts[at] for at in new], [kept[at] for at in new], [laws[at] for at in new])
+            self._count([prompts[at] for at in new], [kept[at] for at in new], [ways[at] for at in new])
         return [Measured(own, its.argmax(-1).tolist()) for own, its in zip(gaps, laws, strict=True)]
 
-    def _count(self, prompts: Sequence[_Ids], rows: Sequence[tuple[int, ...]], laws: Sequence[torch.Tensor]) -> None:
+    def _way(self, prompt: _Ids, row: tuple[int, ...]) -> tuple[torch.Tensor, Way | None]:
+        """The laws of a row, and the way in which it was fed token by token; None where one call tells it.
+
+        A row far from them may be near those of another way to generate it alone, such as with a cache.
+        """
+        whole = self._alone.whole(prompt, row)
+        if not row:
+            return torch.zeros(0, self._alone.scores(prompt).shape[-1]), None
+        told = self._alone.laws(prompt, row, WITHOUT) if whole is None else whole[len(prompt) - 1 :][: len(row)]
+        assert told is not None  # without a cache the target always answers
+        found: tuple[torch.Tensor, Way | None] = _logs(told), WITHOUT if whole is None else None
+        plain, gaps = found[0], _gaps(found[0], torch.tensor(row))
+        least = max(gaps)
+        tried = (GENERATED, WITH, *self._alone.remembered(prompt)) if least > BROKEN or whole is None else ()
+        for way in tried:
+            if (told := self._alone.laws(prompt, row, way)) is None:
+                if self._alone.generated(prompt, len(row), (), way) == row and least > BROKEN:
+                    self._alone.part(prompt, way, next(at for at, gap in enumerate(gaps) if gap > BROKEN))
+                    chosen = torch.tensor(row)[:, None]  # the laws are not known, but what they choose is
+                    return plain.scatter(1, chosen, plain.amax(-1, keepdim=True)), None
+                continue
+            laws = _logs(told)
+            changes = (plain - laws).gather(1, plain.topk(2).indices).abs().nan_to_num(nan=0.0).amax(-1).tolist()
+            apart = next((at for at, change in enumerate(changes) if change > BROKEN), None)
+            nearer = (gap := max(_gaps(laws, torch.tensor(row)))) < least / 2
+            if nearer:
+                found, least = (laws, way), gap
+            if apart is not None and (nearer or (whole is None and way == WITH)):
+                self._alone.part(prompt, way, apart)
+        return found
+
+    def _count(
+        self, prompts: Sequence[_Ids], rows: Sequence[tuple[int, ...]], ways: Sequence[tuple[torch.Tensor, Way | None]]
+    ) -> None:
+        laws = [its for its, _ in ways]
         own = [max(_gaps(its, torch.tensor(row))) for its, row in zip(laws, rows, strict=True)]
-        others = zip(self._in_a_batch(prompts, rows), map(self._in_pieces, prompts, rows, laws), strict=True)
+        others = self._controls(prompts, rows, ways)
         controls, floor = list[list[float]](), self._bets.floor
-        for its, ways in zip(laws, others, strict=True):
-            used = [way for way in ways if way is not None]
+        for its, other in zip(laws, others, strict=True):
+            used = [way for way in other if way is not None]
             controls.append([max(_gaps(its, way.argmax(-1))) for way in used])
             likely, leads = its.topk(min(LIKELY, its.shape[-1])).indices, its.topk(2).values
             changes = [float((its - way).gather(1, likely).abs().nan_to_num(nan=0.0).max()) for way in used]
@@ -141,9 +177,21 @@ class RowGaps:
         self._bets.add(own)
         self._highest = max(self._highest, self._bets.log_evidence)
 
-    def _laws(self, prompt: _Ids, row: _Ids) -> torch.Tensor:
-        """The log-probabilities ``[tokens, vocabulary]`` from which each token of a row was to be chosen, float32."""
-        return _from(self._call([[*prompt, *row]])[0], prompt, row)
+    def _controls(
+        self, prompts: Sequence[_Ids], rows: Sequence[tuple[int, ...]], ways: Sequence[tuple[torch.Tensor, Way | None]]
+    ) -> list[list[torch.Tensor | None]]:
+        """The laws of rows as the model computes them otherwise; where a length changes them, beside a copy alone."""
+        found: list[list[torch.Tensor | None]] = [[] for _ in rows]
+        for at, (prompt, row, (_, way)) in enumerate(zip(prompts, rows, ways, strict=True)):
+            if way is not None:
+                told = self._alone.laws(prompt, row, way, copies=2)
+                found[at].append(None if told is None else _logs(told))
+        one = [at for at, (_, way) in enumerate(ways) if way is None]
+        if one:
+            batch = self._in_a_batch([prompts[at] for at in one], [rows[at] for at in one])
+            for at, its in zip(one, batch, strict=True):
+                found[at] += [its, self._in_pieces(prompts[at], rows[at], ways[at][0])]
+        return found
 
     def _in_a_batch(self, prompts: Sequence[_Ids], rows: Sequence[_Ids]) -> list[torch.Tensor]:
         """The laws of rows side by side, with other tokens behind the shorter ones: a causal model sees none of them.
@@ -151,6 +199,9 @@ class RowGaps:
         A row alone stands beside itself.
         """
         wholes = [[*prompt, *row] for prompt, row in zip(prompts, rows, strict=True)]
+        if self._alone.ropes:  # a longer row would change the scores of the others
+            twice = [self._call([whole, whole])[0] for whole in wholes]
+            return [_from(*its) for its in zip(twice, prompts, rows, strict=True)]
         longest, laws = max(map(len, wholes)), list[torch.Tensor]()
         filled = [[*whole, *([whole[0]] * (longest - len(whole)))] for whole in wholes]
         for first in range(0, len(filled), BATCH):
@@ -217,7 +268,11 @@ def _device(target: Any) -> Any:
 
 def _from(logits: torch.Tensor, prompt: _Ids, row: _Ids) -> torch.Tensor:
     first = len(prompt) - 1
-    return logits[first : first + len(row)].float().log_softmax(-1).cpu()
+    return _logs(logits[first : first + len(row)])
+
+
+def _logs(scores: torch.Tensor) -> torch.Tensor:
+    return scores.float().log_softmax(-1).cpu()
 
 
 def _gaps(laws: torch.Tensor, tokens: torch.Tensor) -> list[float]:
