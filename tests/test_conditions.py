@@ -15,9 +15,13 @@ from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
 from eqcheck.contract.decoders import Request, decoder
+from eqcheck.decoding.harness import truth_of
 from eqcheck.lanes.transparent import lane
-from eqcheck.lanes.transparent.conclusions import Places, lying, table
+from eqcheck.lanes.transparent.conclusions import Places, table, told
+from eqcheck.lanes.transparent.coverage import traits
+from eqcheck.result.conditions import conditions
 from eqcheck.result.findings import Options
+from eqcheck.result.tally import Placed
 
 Rows = list[list[int]]
 right = known_good()["one_row"]
@@ -35,8 +39,16 @@ def test_failing_cases_are_counted_by_every_axis() -> None:
     }
 
 
-def only(failing: Sequence[Case], right: Sequence[Case], hidden: int = 0) -> list[str]:
-    return lying(places(*failing), places(*right), hidden)
+def placed(cases: Sequence[Case], fails: bool) -> list[Placed]:
+    """Cases as a tally keeps them; of equal ones the traits are found once."""
+    known = {case: traits(case, truth_of(case)) for case in dict.fromkeys(cases)}
+    return [Placed(True, "x" if fails else "", known[case]) for case in cases]
+
+
+def only(failing: Sequence[Case], right: Sequence[Case], hidden: int = 0, smallest: Case | None = None) -> list[str]:
+    small = traits(smallest, truth_of(smallest)) if smallest else ()
+    found = conditions(placed(failing, True), placed(right, False), small)
+    return told(found, places(*failing), places(*right), hidden)
 
 
 def test_only_is_said_where_chance_cannot_have_spared_the_rest() -> None:
@@ -47,6 +59,9 @@ def test_only_is_said_where_chance_cannot_have_spared_the_rest() -> None:
     assert only([RIGHT] * 3, [RIGHT] * 17 + [LEFT] * 20) == []  # too few failures
     assert only([RIGHT] * 12 + [LEFT], [RIGHT] * 8 + [LEFT] * 200) == []  # one of the others fails
     assert only([RIGHT] * 30, []) == only([], [LEFT] * 30) == []
+    # The smallest failing case was made, not drawn, and its own side was spared by the drawn ones.
+    assert only([RIGHT] * 12, [RIGHT] * 8 + [LEFT] * 20, smallest=LEFT) == []
+    assert only([RIGHT] * 12, [RIGHT] * 8 + [LEFT] * 20, smallest=RIGHT) == [statement]
 
 
 def places(*cases: Case) -> Places:
@@ -55,21 +70,18 @@ def places(*cases: Case) -> Places:
 
 def test_what_crashes_hide_is_said() -> None:
     shows, spared = places(*[RIGHT] * 12), places(*[RIGHT] * 8)
-    assert lying(shows, spared) == []
+    assert told([], shows, spared) == []
     hidden = places(*[LEFT] * 180)
-    assert lying(shows, spared, 180, hidden) == ["not known for left padding, where 180 cases crash"]
+    assert told([], shows, spared, 180, hidden) == ["not known for left padding, where 180 cases crash"]
     both = places(*[LEFT] * 90, *[RIGHT] * 90)
-    assert lying(places(*[RIGHT] * 3), places(*[RIGHT] * 17, *[LEFT] * 5), 180, both) == [
+    assert told([], places(*[RIGHT] * 3), places(*[RIGHT] * 17, *[LEFT] * 5), 180, both) == [
         "3 of 25 cases that do not fail in another way; no condition is certain; "
         "180 other cases crash, and may hide a condition"
     ]
+    found = conditions(placed([RIGHT] * 12, True), placed([RIGHT] * 8 + [LEFT] * 20, False))
     shown = "only with right padding (12 of 20 cases), never with left padding (0 of 20)"
     sure = f"{shown}; 180 cases of another failure not counted"
-    assert lying(shows, spared + places(*[LEFT] * 20), 180, both) == [sure]
-    # The smallest failing case was made, not drawn, and its own side was spared by the drawn ones.
-    right = spared + places(*[LEFT] * 20)
-    assert lying(shows, right, smallest=LEFT.axes) == []
-    assert lying(shows, right, 180, both, RIGHT.axes) == [sure]
+    assert told(found, shows, spared + places(*[LEFT] * 20), 180, both) == [sure]
 
 
 def test_a_cause_that_crashes_hide_is_told_with_them() -> None:
@@ -85,18 +97,41 @@ def test_a_cause_that_crashes_hide_is_told_with_them() -> None:
 
 
 def test_a_value_with_few_cases_is_neither_hit_nor_spared() -> None:
-    sizes = [Case(prompts=((1,),) * rows) for rows in (1, 2, 5)]
-    assert only([sizes[2]] * 24, [sizes[0]] * 10 + [sizes[1]] * 43 + [sizes[2]] * 40) == [
-        "only with 3 or more rows (24 of 64 cases), never with 2 rows (0 of 43), with 1 row 0 of 10, which may be "
-        "chance"
+    sizes = {k: Case(prompts=((1,), (2,)), num_draft_tokens=k) for k in (1, 2, 3)}
+    found = only([sizes[3]] * 24, [sizes[1]] * 43 + [sizes[2]] * 10 + [sizes[3]] * 40)
+    assert found == [
+        "only with K of 3 or more (24 of 64 cases), never with K of 1 (0 of 43), with 2 0 of 10, which may be chance"
+    ]
+    states = [Case(prompts=((1,),), cache_state=state) for state in ("empty", "preallocated", "pads-nan")]
+    assert only([states[1]] * 20, [states[1]] * 20 + [states[0]] * 60 + [states[2]] * 3) == [
+        "only with cache state preallocated (20 of 40 cases), never with cache state empty (0 of 60), "
+        "with cache state pads-nan 0 of 3, which may be chance"
     ]
 
 
-def test_ranges_are_put_together() -> None:
-    sizes = [Case(prompts=((1,),) * rows, num_draft_tokens=k) for rows, k in ((1, 1), (2, 3), (5, 6))]
-    assert only([*sizes[1:]] * 10, [sizes[0]] * 20) == [
-        "only with 2 or more rows (20 of 20 cases), never with 1 row (0 of 20)",
-        "only with K of 2 or more (20 of 20 cases), never with K of 1 (0 of 20)",
+def test_a_condition_begins_where_the_failures_do() -> None:
+    """A report that says 'K of 2 or more' of a fault that needs 3 sends its reader to cases that are right."""
+    sizes = {k: Case(prompts=((1,),), num_draft_tokens=k) for k in range(1, 7)}
+    right = [sizes[k] for k in (1, 2, 3, 4, 5, 6) for _ in range(20)]
+    failing = [sizes[k] for k in (3, 4, 5, 6) for _ in range(20)]
+    assert only(failing, right) == ["only with K of 3 or more (80 of 160 cases), never with K of 1 or 2 (0 of 40)"]
+    # A smaller case fails with K = 2, so that the fault does not begin at 3; and one with K = 1 leaves nothing to say.
+    assert only(failing, right + [sizes[1]] * 40, smallest=sizes[2]) == [
+        "only with K of 2 or more (80 of 180 cases), never with K of 1 (0 of 60)"
+    ]
+    assert only(failing, right, smallest=sizes[1]) == []
+
+
+def test_a_second_condition_has_to_say_more_than_the_first() -> None:
+    """Rows that come late are several in each case here: that they are is the first condition again."""
+    one, two = Case(prompts=((1,),)), Case(prompts=((1,), (2,)), num_draft_tokens=3)
+    other = Case(prompts=((1,), (2,)))
+    assert only([two] * 20, [one] * 30) in (
+        ["only with 2 or more rows (20 of 20 cases), never with 1 row (0 of 30)"],
+        ["only with K of 3 or more (20 of 20 cases), never with K of 1 (0 of 30)"],
+    )
+    assert only([two] * 20, [one] * 60 + [other] * 40) == [
+        "only with K of 3 or more (20 of 20 cases), never with K of 1 (0 of 100)"
     ]
 
 

@@ -20,6 +20,8 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Any
 
+from eqcheck.case.record import Case
+from eqcheck.case.sampling import Sampled
 from eqcheck.contract.decoders import Decoder, Generate, Request, hook
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.limits import CASE_TIMEOUT
@@ -111,6 +113,10 @@ class Worker:
         """The part of `try_case` that does not need the decoder."""
         answer = decoded.answer
         outcome = answer if isinstance(answer, Outcome) else self.judge(decoded.case, answer)
+        e = outcome.explanation
+        if e and e.component == "crash" and e.given is None and isinstance(decoded.case, Case | Sampled):
+            # No row is at fault: the case itself is what there is to show.
+            outcome = replace(outcome, explanation=replace(e, given=decoded.case.given(0)))
         return replace(outcome, history=decoded.history)
 
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import exp
 
 from eqcheck.attribution.losses import all_warnings, lost, settled
 from eqcheck.contract.decoders import CACHE_STATES
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.family import FAMILY
+from eqcheck.explanation.conditions import Condition, in_words
 from eqcheck.explanation.records import many
 from eqcheck.lanes.about import TRANSPARENT, in_axis
 from eqcheck.lanes.transparent.coverage import vacuous
 from eqcheck.result import declining
+from eqcheck.result.conditions import conditions
 from eqcheck.result.findings import ENOUGH_TO_CALL_STALE, Audit, Finding
-from eqcheck.result.tally import Alike, log_comb
+from eqcheck.result.tally import Alike
 
 _ENOUGH = 5  # failing cases that all show what may be chance in one
-_BY_CHANCE = 0.001
 Places = Counter[tuple[str, str]]  # of so many cases, by axis and value
 
 
@@ -64,8 +64,14 @@ def _with_axes(result: Audit, finding: Finding) -> Finding:
         {(axis, value): failed for axis, values in finding.axes.items() for value, (failed, _) in values.items()}
     ) or places(lambda one: bool(one.symptom) and one.symptom in finding.seen)
     crashing = places(lambda one: one.symptom.startswith("crash/") and one.symptom not in finding.seen)
+    placed = [one for one in result.tally.placed if one.claimed == claimed]
+    found = conditions(
+        [one for one in placed if one.symptom and one.symptom in finding.seen],
+        [one for one in placed if not one.symptom],
+        finding.outcome.traits,
+    )
     hidden = _cases(run) - _cases(right) - _cases(failing)
-    only = (*lying(failing, right, hidden, crashing, finding.case.axes), *_with_others(result, finding))
+    only = (*told(found, failing, right, hidden, crashing), *_with_others(result, finding))
     return replace(finding, axes=table(failing, run), only=only)
 
 
@@ -82,40 +88,19 @@ def table(failing: Places, run: Places) -> dict[str, dict[str, list[int]]]:
     return counts
 
 
-def lying(
-    failing: Places,
-    right: Places,
-    hidden: int = 0,
-    crashing: Places | None = None,
-    smallest: Mapping[str, str] | None = None,
+def told(
+    found: Sequence[Condition], failing: Places, right: Places, hidden: int = 0, crashing: Places | None = None
 ) -> list[str]:
-    """On which side of an axis all failing cases lie, where the other side cannot have been spared by chance.
+    """The conditions that were found in words, and what cannot be said of others.
 
-    The ``smallest`` failing case was not drawn, and may lie where each drawn one was spared: nothing is said then.
-    ``right`` are the cases that do not fail; ``hidden`` others fail otherwise, which may hide this failure. Each value
-    spared is held against those hit alone: that any of the axis is spared by chance has a probability below 1 in 1000.
-    Of values on which each case is among the ``crashing`` ones nothing is known, which is said.
+    ``right`` are the cases that do not fail; ``hidden`` others fail otherwise, which may hide this failure. Of values
+    on which each case is among the ``crashing`` ones nothing is known.
     """
-    said, crashing = [], crashing or Counter()
-    failed, total = _cases(failing), _cases(failing) + _cases(right)
-    beside = f"; {many(hidden, 'case')} of another failure not counted" if hidden else ""
-    for axis, values in table(failing, failing + right).items():
-        spared = {value: of for value, (failed_there, of) in values.items() if not failed_there}
-        while spared:
-            left = total - sum(spared.values())
-            least = min(spared, key=spared.__getitem__)  # it is the likeliest to be spared by chance
-            chance = exp(log_comb(left, failed) - log_comb(left + spared[least], failed))
-            if chance * len(values) < _BY_CHANCE:
-                break
-            del spared[least]
-        hit = [value for value, (failed_there, _) in values.items() if failed_there]
-        if spared and hit and (smallest or {}).get(axis) not in spared:
-            sides = [f"only with {in_axis(axis, *hit)} ({failed} of {sum(values[value][1] for value in hit)} cases)"]
-            sides += [f"never with {in_axis(axis, value)} (0 of {of})" for value, of in spared.items()]
-            unsure = {value: of for value, (_, of) in values.items() if value not in (*hit, *spared)}
-            sides += [f"with {in_axis(axis, value)} 0 of {of}, which may be chance" for value, of in unsure.items()]
-            said.append(", ".join(sides) + beside)
+    crashing = crashing or Counter()
+    said = [*map(in_words, found)]
+    said[-1:] = [f"{last}; {many(hidden, 'case')} of another failure not counted" if hidden else last for last in said[-1:]]
     if crashed := _cases(crashing):
+        failed, total = _cases(failing), _cases(failing) + _cases(right)
         dark = [place for place in sorted(crashing) if not (failing[place] or right[place])]
         here = f"{many(crashing[dark[0]], 'case')} {_crash(crashing[dark[0]])}" if len(dark) == 1 else "cases crash"
         said += [f"not known for {', '.join(in_axis(*place) for place in dark)}, where {here}"] if dark else []
