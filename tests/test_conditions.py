@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,9 +18,11 @@ from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
 from eqcheck.contract.decoders import Request, decoder
 from eqcheck.decoding.harness import truth_of
+from eqcheck.decoding.run import Truth
 from eqcheck.lanes.transparent import lane
 from eqcheck.lanes.transparent.conclusions import Places, table, told
 from eqcheck.lanes.transparent.coverage import traits
+from eqcheck.lanes.transparent.search import Source
 from eqcheck.result.conditions import conditions
 from eqcheck.result.findings import Options
 from eqcheck.result.tally import Placed
@@ -189,3 +193,101 @@ def test_a_cause_that_the_second_opinion_takes_back_keeps_its_counts(monkeypatch
     found = to_dict(result, Path("there"))["violations"][0]
     assert found["fingerprint"] == "unattributed/unattributed"
     assert found["axes"]["padding_side"] == {"left": [10, 10]}
+
+
+SEEDS, CASES = 30, 150
+Fault = Callable[[Case, Truth, Random], bool]
+
+
+@cache
+def drawn(seed: int) -> list[tuple[Case, Truth, Placed]]:
+    source = Source(seed, ("rotary", "learned"), ("left", "right"), ("empty", "chunked", "late-rows"))
+    cases = [source.chunk(at // 50, at % 50 + 1)[at % 50] for at in range(CASES)]
+    truths = [truth_of(case) for case in cases]
+    return [(case, truth, Placed(True, "", traits(case, truth))) for case, truth in zip(cases, truths, strict=True)]
+
+
+def found_of(fault: Fault, seeds: int = SEEDS) -> Counter[tuple[str, str, int]]:
+    """The conditions that are found of a fault, over seeds, by trait, way and bound."""
+    found: Counter[tuple[str, str, int]] = Counter()
+    for seed in range(seeds):
+        rng = Random(seed)
+        sides: dict[bool, list[Placed]] = {True: [], False: []}
+        for case, truth, own in drawn(seed):
+            sides[fault(case, truth, rng)].append(own)
+        found.update((one.trait, one.way, one.bound) for one in conditions(sides[True], sides[False]))
+    return found
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.3, 0.8])
+def test_a_fault_without_a_condition_has_none(share: float) -> None:
+    """Also where it strikes a row or a token, so that longer cases are wrong more often."""
+
+    def hit(times: int, rng: Random) -> bool:
+        return rng.random() < 1 - (1 - share) ** times
+
+    assert not found_of(lambda case, truth, rng: hit(1, rng))
+    assert not found_of(lambda case, truth, rng: hit(len(case.prompts), rng))
+    assert not found_of(lambda case, truth, rng: hit(sum(map(len, truth.rows)), rng))
+    assert not found_of(lambda case, truth, rng: hit(sum(map(len, (*truth.rows, *case.prompts))) // 4, rng))
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("length", [8, 11, 14, 16])
+def test_the_length_from_which_rows_fail_is_found(length: int) -> None:
+    def too_long(case: Case, truth: Truth, rng: Random) -> bool:
+        return any(len(p) + len(new) > length for p, new in zip(case.prompts, truth.rows, strict=True))
+
+    found = found_of(too_long)
+    assert {(trait, way) for trait, way, _ in found} == {("longest_row", "from")}
+    assert found["longest_row", "from", length + 1] > 0.5 * SEEDS
+    assert min(bound for _, _, bound in found) == length + 1
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize(
+    ("fault", "condition"),
+    [
+        (lambda case, truth, rng: case.max_new_tokens == 1, ("max_new_tokens", "to", 1)),
+        (lambda case, truth, rng: not case.eos_token_ids, ("eos_ids", "to", 0)),
+        (lambda case, truth, rng: len(case.eos_token_ids) > 1, ("eos_ids", "from", 2)),
+        (lambda case, truth, rng: any(0 in row for row in truth.rows), ("zero_emitted", "among", 0)),
+        (lambda case, truth, rng: any(0 in row for row in case.prompts), ("zero_in_prompt", "among", 0)),
+        (lambda case, truth, rng: case.pad_token_id in case.eos_token_ids, ("pad_is_eos", "among", 0)),
+        (lambda case, truth, rng: min(map(len, case.prompts)) == 1, ("shortest_prompt", "to", 1)),
+        (lambda case, truth, rng: min(map(len, case.prompts)) > 1, ("shortest_prompt", "from", 2)),
+        (lambda case, truth, rng: case.num_draft_tokens >= 3 and rng.random() < 0.5, ("num_draft_tokens", "from", 3)),
+        (lambda case, truth, rng: len(case.prompts) >= 3, ("rows", "from", 3)),
+        (lambda case, truth, rng: case.cache_state == "late-rows", ("cache_state", "among", 0)),
+    ],
+    ids=lambda one: one[0] if isinstance(one, tuple) else "",
+)
+def test_a_condition_is_found(fault: Fault, condition: tuple[str, str, int]) -> None:
+    found = found_of(fault)
+    assert found[condition] > 0.9 * SEEDS
+    assert sum(found.values()) - found[condition] <= 0.1 * SEEDS  # another that has as few cases without the fault
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize(
+    ("wrong", "statement"),
+    [
+        (lambda case: case.max_new_tokens == 1, "only with max_new_tokens of 1 ("),
+        (lambda case: not case.eos_token_ids, "only with no EOS id ("),
+        (lambda case: len(case.prompts) > 2, "only with 3 or more rows ("),
+    ],
+)
+def test_a_crash_has_conditions_and_its_smallest_case(wrong: Any, statement: str, tmp_path: Path) -> None:
+    def crashing(target: Any, draft: Any, request: Request) -> Rows:
+        if wrong(request):
+            raise IndexError("index 1 is out of bounds")
+        return list(right(target, draft, request))
+
+    data = write(audit(decoder(name="mine")(crashing), Options(cases=80)), tmp_path)
+    (violation,) = data["violations"]
+    assert violation["fingerprint"] == "crash/exception:IndexError"
+    assert violation["only"][0].startswith(statement)
+    assert "request 0   prompt  10" in violation["explanation"]
+    assert f"max_new_tokens {violation['case']['max_new_tokens']}" in violation["explanation"]
+    assert "no EOS" in violation["explanation"]
