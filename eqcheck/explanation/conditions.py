@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,6 +59,33 @@ _HOLDS = {
     "different_trees": "rows have different trees",
 }
 """Traits that hold or do not, as clauses."""
+
+
+ENDS = {
+    "own-eos": "only the row's own EOS is missing",
+    "prompt-eos": "the prompt contains an EOS",
+    "another-row": "another row ends in the same round",
+    "limit": "the row is equally short of max_new_tokens",
+}
+"""By what ends a row too early, what is seen in such cases."""
+
+
+def ended_by(found: Sequence[tuple[str, int]], others: int, failing: int) -> str:
+    """Say what is seen in cases with rows that end too early; in the ``others`` of the ``failing`` ones nothing is.
+
+    >>> ended_by([("own-eos", 12)], 0, 12)
+    "in all 12 failing cases only the row's own EOS is missing"
+    >>> ended_by([("own-eos", 12), ("prompt-eos", 7)], 2, 21)
+    "these may be several faults: in 12 of 21 cases only the row's own EOS is missing; in 7 others the prompt contains \
+an EOS; in 2 others nothing of that kind is seen"
+    """
+    (first, count), *more = found
+    if count == failing:
+        return f"in all {failing} failing cases {ENDS[first]}"
+    words = [f"in {count} of {failing} cases {ENDS[first]}", *(f"in {n} others {ENDS[end]}" for end, n in more)]
+    if others:
+        words.append(f"in {others} {'others' if others > 1 else 'other'} nothing of that kind is seen")
+    return f"these may be several faults: {'; '.join(words)}"
 
 
 _NUMBERS = {

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from eqcheck.attribution.bookkeeping import Ending, endings
 from eqcheck.attribution.losses import all_warnings, lost, settled
 from eqcheck.contract.decoders import CACHE_STATES
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.family import FAMILY
-from eqcheck.explanation.conditions import Condition, in_words
+from eqcheck.explanation.conditions import ENDS, Condition, ended_by, in_words
 from eqcheck.explanation.records import many
 from eqcheck.lanes.about import TRANSPARENT, in_axis
 from eqcheck.lanes.transparent.coverage import vacuous
 from eqcheck.result import declining
-from eqcheck.result.conditions import conditions
+from eqcheck.result.conditions import BY_CHANCE, conditions
 from eqcheck.result.findings import ENOUGH_TO_CALL_STALE, Audit, Finding
-from eqcheck.result.tally import Alike
+from eqcheck.result.tally import Alike, gathered_by_chance
 
 _ENOUGH = 5  # failing cases that all show what may be chance in one
 Places = Counter[tuple[str, str]]  # of so many cases, by axis and value
@@ -71,7 +72,7 @@ def _with_axes(result: Audit, finding: Finding) -> Finding:
         finding.outcome.traits,
     )
     hidden = _cases(run) - _cases(right) - _cases(failing)
-    only = (*told(found, failing, right, hidden, crashing), *_with_others(result, finding))
+    only = (*told(found, failing, right, hidden, crashing), *_ends(result, finding))
     return replace(finding, axes=table(failing, run), only=only)
 
 
@@ -114,9 +115,10 @@ def _crash(count: int) -> str:
     return "crashes" if count == 1 else "crash"
 
 
-def _with_others(result: Audit, finding: Finding) -> list[str]:
-    """Return whether rows end early in every round in which another row ends, and in no other round,
-    as far as was seen.
+def _ends(result: Audit, finding: Finding) -> list[str]:
+    """What ends the rows that end too early, as far as was seen: one thing in all failing cases, or several.
+
+    A thing is told where so many failing cases have it that chance has not gathered them there.
     """
     claimed = result.claims(finding.case)
     drawn = [one for one in result.outcomes if result.claims(one.case) == claimed and not one.declined]
@@ -124,6 +126,36 @@ def _with_others(result: Audit, finding: Finding) -> list[str]:
     right = [one.coverage for one in drawn if not one.failed]
     if finding.fingerprint != "bookkeeping/premature-stop" or len(failing) < _ENOUGH:
         return []
+    if always := _with_others(failing, right):
+        return always
+    left, found = failing, list[tuple[Ending, int]]()
+    while left and len(found) < len(ENDS):
+        counts = Counter(end for facts in left for end in endings(facts))
+        end, count = max(counts.items(), key=lambda pair: pair[1], default=(None, 0))
+        if end is None or count < _ENOUGH or not _beyond_chance(end, left, right):
+            break
+        found.append((end, count))
+        left = [facts for facts in left if end not in endings(facts)]
+    return [ended_by(found, len(left), len(failing))] if found else []
+
+
+def _beyond_chance(end: Ending, failing: Sequence[Mapping[str, int | str]], right: Sequence[frozenset[str]]) -> bool:
+    """Return whether more of the failing cases may end by this than right ones, in which it would do no harm."""
+    having = [facts for facts in failing if end in endings(facts)]
+    if end == "own-eos":  # that exactly the EOS is missing takes more than a case with an EOS
+        return True
+    if end == "limit":  # each case has one: only the same miscount for several limits is more than a limit
+        short, limits = {facts["short"] for facts in having}, {facts["limit"] for facts in having}
+        return len(short) == 1 and len(limits) > 1
+    counters = {"prompt-eos": {"eos_in_prompt"}, "another-row": {"eos_before_others", "limit_before_others"}}[end]
+    spared, total = sum(bool(counters & seen) for seen in right), len(failing) + len(right)
+    return gathered_by_chance(len(having), len(having) + spared, len(failing), total) < BY_CHANCE
+
+
+def _with_others(failing: Sequence[Mapping[str, int | str]], right: Sequence[frozenset[str]]) -> list[str]:
+    """Return whether rows end early in every round in which another row ends, and in no other round,
+    as far as was seen.
+    """
     for does, of_failing, of_right in (
         ("reached an EOS", {"eos_rows"}, {"eos_before_others"}),
         ("reached max_new_tokens", {"limit_rows"}, {"limit_before_others"}),
