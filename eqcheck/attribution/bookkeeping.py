@@ -114,13 +114,11 @@ def diagnose(verdict: RowVerdict, index: int, run: Run, known: CommitKnowledge) 
     ran_on = len(observed) > len(expected) and observed[: len(uncut)] == uncut[: len(observed)]
     ran_on = ran_on and (len(observed) <= len(uncut) or pad in known.nearby)
     end = ends(expected, observed, run.case.eos_token_ids, -1 if ran_on else pad)
-    if end is not None and known.ending:
-        said = together(end[1], *known.ending)
+    if end is not None:
+        said = together(end[1], *known.ending) if known.ending else end[1]
         may = endings(said.facts) if end[0] == "premature-stop" else ()
         # One round shows what may have ended the row; which of it did, only many cases show.
         return Diagnosis(end[0], said._replace(facts=said.facts | ({"may_end_by": " ".join(may)} if may else {})))
-    if end is not None:
-        return Diagnosis(*end)
     token = observed[index]
     if token in known.drafted:
         return _draft_token(token, index, observed, known)
@@ -208,10 +206,11 @@ def endings(facts: Mapping[str, int | str]) -> tuple[Ending, ...]:
     ('another-row', 'limit')
     """
     names = {str(facts.get("statement")), *str(facts.get("also", "")).split()}
+    others = bool({"eos-of-others", "limit-of-others"} & names)
     may: list[tuple[Ending, bool]] = [
-        ("own-eos", {"eos-missing", "eos-answered"} <= names),
+        ("own-eos", "eos-missing" in names and ("eos-answered" in names or not others)),
         ("prompt-eos", "eos-in-prompt" in names),
-        ("another-row", bool({"eos-of-others", "limit-of-others"} & names)),
+        ("another-row", others),
         ("limit", "limit-short" in names),
     ]
     return tuple(name for name, applies in may if applies)

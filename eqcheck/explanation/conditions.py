@@ -82,6 +82,8 @@ an EOS; in 2 others nothing of that kind is seen"
     (first, count), *more = found
     if count == failing:
         return f"in all {failing} failing cases {ENDS[first]}"
+    if not more:
+        return f"in {count} of {failing} failing cases {ENDS[first]}"
     words = [f"in {count} of {failing} cases {ENDS[first]}", *(f"in {n} others {ENDS[end]}" for end, n in more)]
     if others:
         words.append(f"in {others} {'others' if others > 1 else 'other'} nothing of that kind is seen")
@@ -139,10 +141,13 @@ def _named(trait: str, *values: Value) -> str:
     return f"{name} {text}" if name else f"{text} padding"
 
 
+_FEW_EOS = {(0, False): "no EOS id", (1, True): "an EOS id", (1, False): "at most 1 EOS id"}
+
+
 def _bounded(trait: str, bound: int, up: bool) -> str:
     """The numbers from a bound on, or up to it."""
-    if trait == "eos_ids" and (bound, up) in ((0, False), (1, True)):
-        return "an EOS id" if up else "no EOS id"
+    if trait == "eos_ids" and (words := _FEW_EOS.get((bound, up))):
+        return words
     least = 0 if trait == "eos_ids" else 1
     amount = f"{bound} or more" if up else _range(least, bound) if bound < least + 2 else f"at most {bound}"
     return _NUMBERS[trait][0 if up else 1].format(amount, s="" if amount == "1" else "s")
