@@ -64,8 +64,8 @@ def row(rng: np.random.Generator, kept: tuple[str, ...], race: bool) -> Read:
     count = len(told["token"])
     laws = {name: np.array(told[name]) for name in ("p", "q")}
     yes, no = np.ones(count, bool), np.zeros(count)
-    role, token, draft, column = (np.array(told[name]) for name in ("role", "token", "draft", "column"))
-    return Read(role, yes, token, draft, column, no > 0, {"": laws["p"]}, {"": laws["q"]}, {}, {}, no, no)
+    role, token, draft, columns = (np.array(told[name]) for name in ("role", "token", "draft", "column"))
+    return Read(role, yes, token, draft, columns, no > 0, {"": laws["p"]}, {"": laws["q"]}, {}, {}, no, no)
 
 
 def rows(seed: int, kept: tuple[str, ...] = (), race: bool = True) -> Iterator[Read]:

@@ -42,6 +42,7 @@ _STRUCK = ("all_new_tokens", "all_tokens")  # what a fault without a condition m
 TRAITS = (*NAMES, *NUMBERS, *FLAGS, *_STRUCK)
 """The traits, in the order of the values that `eqcheck.result.tally.Placed` has of a case."""
 
+
 def conditions(failing: Sequence[Placed], right: Sequence[Placed], smallest: Sequence[Value] = ()) -> list[Condition]:
     """Return the conditions of a cause, the surest first: each says more than those before it.
 
@@ -167,11 +168,10 @@ def _condition(division: _Division, left: _Cases, every: _Cases) -> Condition:
         unsure = [value for value in _ordered(every.values(trait)) if value not in hit and not spared(value)]
         groups = [
             tuple(every.side(trait, lambda value, one=one: value == one) for one in group)  # type: ignore[misc]
-            for group in (_ordered(division.free), unsure)
+            for group in (_ordered(division.free), () if trait in FLAGS else unsure)
         ]
-        if trait in FLAGS:
-            return Condition(trait, "among", every.side(trait, lambda value: not spared(value)), groups[0])
-        return Condition(trait, "among", every.side(trait, hit.__contains__), *groups)
+        hits = every.side(trait, lambda value: value in hit or (trait in FLAGS and not spared(value)))
+        return Condition(trait, "among", hits, groups[0], groups[1])
     sign = 1 if division.way == "from" else -1
     edge = _edge(division, left, sign)
     near = every.side(trait, lambda value: spared(value) and sign * int(value) > sign * edge)

@@ -54,8 +54,8 @@ class Outcome:
     ``coverage`` names what the case exercised, ``observed`` what the decoder itself counted, ``losses`` what the draft
     side lost where the output is right, ``luck`` the fingerprint and the place of a wrong context where the output is
     right all the same. ``traits`` are what is known of the case before it is decoded, in the order of `TRAITS` of
-    `eqcheck.result.conditions`. ``tied`` are the tokens that rounding decided, ``slots`` those of its caches that the target was
-    handed in all its calls, and those of them that a query saw. ``drawn`` is False for a case of the corpus,
+    `eqcheck.result.conditions`. ``tied`` are the tokens that rounding decided, ``slots`` those of its caches that the
+    target was handed in all its calls, and those of them that a query saw. ``drawn`` is False for a case of the corpus,
     ``minimal`` is True where nothing smaller fails like it.
 
     ``seconds`` is what decoding and judging took, ``history`` what the decoder decoded before, ``story`` what befell

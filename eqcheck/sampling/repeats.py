@@ -1,4 +1,4 @@
-"""Which random numbers of a row are used again: the draft's, those of acceptance, or the target's; at once or a round later.
+"""Which random numbers of a row are used again, and when: the draft's, those of acceptance, or the target's.
 
 Two draws that one random number makes depend on each other. Where it is used again, the law of the second draw given
 the first is known, and so is the factor by which what was drawn is likelier than by the right law. Given all tokens
@@ -100,11 +100,17 @@ def _rounds(read: Read) -> Iterator[_Round]:
 def _pairs(one: _Round, before: _Round | None) -> Iterator[tuple[tuple[Numbers, When], tuple[float, float]]]:
     """The pairs of draws in which a round uses numbers again, each with the factors of the ways to draw."""
     for column, draw in one.drafts.items():
-        for when, other in (("round", one.drafts.get(column - 1)), ("round-before", before and before.drafts.get(column))):
+        for when, other in (
+            ("round", one.drafts.get(column - 1)),
+            ("round-before", before and before.drafts.get(column)),
+        ):
             if other:
                 yield ("draft", when), _drawn(draw, other)  # type: ignore[misc]
     for column, coin in one.coins.items():
-        for when, thrown in (("round", one.coins.get(column - 1)), ("round-before", before and before.coins.get(column))):
+        for when, thrown in (
+            ("round", one.coins.get(column - 1)),
+            ("round-before", before and before.coins.get(column)),
+        ):
             if thrown:
                 yield ("acceptance", when), (_thrown(coin, thrown),) * 2  # type: ignore[misc]
     if one.own and before and before.own:

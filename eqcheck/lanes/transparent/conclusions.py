@@ -99,7 +99,9 @@ def told(
     """
     crashing = crashing or Counter()
     said = [*map(in_words, found)]
-    said[-1:] = [f"{last}; {many(hidden, 'case')} of another failure not counted" if hidden else last for last in said[-1:]]
+    said[-1:] = [
+        f"{last}; {many(hidden, 'case')} of another failure not counted" if hidden else last for last in said[-1:]
+    ]
     if crashed := _cases(crashing):
         failed, total = _cases(failing), _cases(failing) + _cases(right)
         dark = [place for place in sorted(crashing) if not (failing[place] or right[place])]
