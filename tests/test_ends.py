@@ -238,9 +238,18 @@ class EndsByPrompt(RoundEngine):
 @pytest.mark.rest
 def test_two_faults_that_end_rows_are_told_apart() -> None:
     (finding,) = audit(build(EndsByPrompt, "uncached"), Options(cases=150)).violations
-    (said,) = (one for one in finding.only if "several faults" in one)
-    assert "only the row's own EOS is missing; in " in said
+    said = "\n".join(finding.only)
+    assert "failing cases only the row's own EOS is missing; in " in said
     assert "others the prompt contains an EOS" in said
+
+
+@pytest.mark.rest
+def test_a_last_token_that_is_cut_off_is_one_fault() -> None:
+    """Some rows lack an EOS then, and others one token of max_new_tokens."""
+    short = eqcheck.decoder(name="short")(lambda *asked: [row[:-1] for row in known_good()["one_row"](*asked)])
+    (finding,) = audit(short, Options(cases=60)).violations
+    (said,) = finding.only
+    assert said == "in all 60 failing cases only the last token of the row is missing, an EOS or not"
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ _HOLDS = {
 
 
 ENDS = {
+    "last-token": "only the last token of the row is missing, an EOS or not",
     "own-eos": "only the row's own EOS is missing",
     "prompt-eos": "the prompt contains an EOS",
     "another-row": "another row ends in the same round",
@@ -76,18 +77,16 @@ def ended_by(found: Sequence[tuple[str, int]], others: int, failing: int) -> str
     >>> ended_by([("own-eos", 12)], 0, 12)
     "in all 12 failing cases only the row's own EOS is missing"
     >>> ended_by([("own-eos", 12), ("prompt-eos", 7)], 2, 21)
-    "these may be several faults: in 12 of 21 cases only the row's own EOS is missing; in 7 others the prompt contains \
-an EOS; in 2 others nothing of that kind is seen"
+    "in 12 of 21 failing cases only the row's own EOS is missing; in 7 others the prompt contains an EOS; in 2 others \
+nothing of that kind is seen"
     """
     (first, count), *more = found
     if count == failing:
         return f"in all {failing} failing cases {ENDS[first]}"
-    if not more:
-        return f"in {count} of {failing} failing cases {ENDS[first]}"
-    words = [f"in {count} of {failing} cases {ENDS[first]}", *(f"in {n} others {ENDS[end]}" for end, n in more)]
-    if others:
+    words = [f"in {count} of {failing} failing cases {ENDS[first]}", *(f"in {n} others {ENDS[end]}" for end, n in more)]
+    if others and more:
         words.append(f"in {others} {'others' if others > 1 else 'other'} nothing of that kind is seen")
-    return f"these may be several faults: {'; '.join(words)}"
+    return "; ".join(words)
 
 
 _NUMBERS = {

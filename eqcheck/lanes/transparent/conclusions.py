@@ -21,6 +21,7 @@ from eqcheck.result.findings import ENOUGH_TO_CALL_STALE, Audit, Finding
 from eqcheck.result.tally import Alike, gathered_by_chance
 
 _ENOUGH = 5  # failing cases that all show what may be chance in one
+_NEARLY_ALL = 0.9  # of the failing cases
 Places = Counter[tuple[str, str]]  # of so many cases, by axis and value
 
 
@@ -130,7 +131,12 @@ def _ends(result: Audit, finding: Finding) -> list[str]:
         return []
     if always := _with_others(failing, right):
         return always
-    left, found = failing, list[tuple[Ending, int]]()
+    left, found = failing, list[tuple[str, int]]()
+    at_limit = [facts for facts in failing if _missing(facts) == 1]
+    last = [*at_limit, *(facts for facts in failing if facts.get("statement") == "eos-missing")]
+    if len(at_limit) >= _ENOUGH and len(last) >= _NEARLY_ALL * len(failing):
+        # The last token is cut off whatever it is: one fault, which an EOS and a limit would tell as two.
+        return [ended_by([("last-token", len(last))], 0, len(failing))]
     while left and len(found) < len(ENDS):
         counts = Counter(end for facts in left for end in endings(facts))
         end, count = max(counts.items(), key=lambda pair: pair[1], default=(None, 0))
@@ -139,6 +145,11 @@ def _ends(result: Audit, finding: Finding) -> list[str]:
         found.append((end, count))
         left = [facts for facts in left if end not in endings(facts)]
     return [ended_by(found, len(left), len(failing))] if found else []
+
+
+def _missing(facts: Mapping[str, int | str]) -> int:
+    """Return how many tokens of a row are missing at its end; 0 where only its EOS is, or that is not told."""
+    return int(facts.get("expected_tokens", 0)) - int(facts.get("emitted", 0))
 
 
 def _beyond_chance(end: Ending, failing: Sequence[Mapping[str, int | str]], right: Sequence[frozenset[str]]) -> bool:
