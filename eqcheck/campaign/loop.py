@@ -236,7 +236,7 @@ class Campaign:
         return not unmet(case, self.result.decoder.requires)
 
     def _drawn_from(self, count: int | None) -> Iterator[Any]:
-        """So many cases of the lane that the decoder takes, and more of them where the lane goes on."""
+        """Yield so many cases of the lane that the decoder takes, and more of them where the lane goes on."""
         for number, case in enumerate(filter(self._meets, self.lane.cases())):
             if count is not None and number >= count and not self.lane.goes_on(number):
                 return

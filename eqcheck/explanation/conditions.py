@@ -20,7 +20,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Condition:
+class Restriction:
     """All failing cases are on the ``hit`` values of a trait; the ``spared`` ones have not escaped by chance.
 
     ``way``: the hit values are all those from ``bound`` on, or up to it, or are ``among`` others without an order. The
@@ -71,7 +71,7 @@ ENDS = {
 """By what ends a row too early, what is seen in such cases."""
 
 
-def ended_by(found: Sequence[tuple[str, int]], others: int, failing: int) -> str:
+def ended_by(ends: Sequence[tuple[str, int]], others: int, failing: int) -> str:
     """Say what is seen in cases with rows that end too early; in the ``others`` of the ``failing`` ones nothing is.
 
     >>> ended_by([("own-eos", 12)], 0, 12)
@@ -80,7 +80,7 @@ def ended_by(found: Sequence[tuple[str, int]], others: int, failing: int) -> str
     "in 12 of 21 failing cases only the row's own EOS is missing; in 7 others the prompt contains an EOS; in 2 others \
 nothing of that kind is seen"
     """
-    (first, count), *more = found
+    (first, count), *more = ends
     if count == failing:
         return f"in all {failing} failing cases {ENDS[first]}"
     words = [f"in {count} of {failing} failing cases {ENDS[first]}", *(f"in {n} others {ENDS[end]}" for end, n in more)]
@@ -102,13 +102,13 @@ _NUMBERS = {
 """Traits that are numbers: from one on, and up to one. The longest of several is long where one of them is."""
 
 
-def in_words(condition: Condition) -> str:
+def in_words(condition: Restriction) -> str:
     """A condition as a clause.
 
     >>> few, most = Side((1, 2), 0, 30), Side((3, 4), 22, 30)
-    >>> in_words(Condition("num_draft_tokens", "from", most, (few,), bound=3, edge=2))
+    >>> in_words(Restriction("num_draft_tokens", "from", most, (few,), bound=3, edge=2))
     'only with K of 3 or more (22 of 30 cases), never with K of 1 or 2 (0 of 30)'
-    >>> in_words(Condition("new_tokens", "from", Side((9,), 56, 60), (Side((7,), 0, 9),), (Side((8,), 0, 1),), 9, 7))
+    >>> in_words(Restriction("new_tokens", "from", Side((9,), 56, 60), (Side((7,), 0, 9),), (Side((8,), 0, 1),), 9, 7))
     'only with a row of 9 or more new tokens (56 of 60 cases), never with rows of at most 7 new tokens (0 of 9), \
 with 8 0 of 1, which may be chance'
     """

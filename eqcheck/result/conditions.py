@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log1p
 
-from eqcheck.explanation.conditions import Condition, Side, Value, Way
+from eqcheck.explanation.conditions import Restriction, Side, Value, Way
 from eqcheck.result.tally import Placed, log_comb
 
 BY_CHANCE = 0.001
@@ -43,15 +43,15 @@ TRAITS = (*NAMES, *NUMBERS, *FLAGS, *_STRUCK)
 """The traits, in the order of the values that `eqcheck.result.tally.Placed` has of a case."""
 
 
-def conditions(failing: Sequence[Placed], right: Sequence[Placed], smallest: Sequence[Value] = ()) -> list[Condition]:
+def conditions(failing: Sequence[Placed], right: Sequence[Placed], smallest: Sequence[Value] = ()) -> list[Restriction]:
     """Return the conditions of a cause, the surest first: each says more than those before it.
 
     ``smallest`` are the traits of the smallest failing case, which was made and not drawn; empty if it is not known.
     """
     every = _Cases([one.traits for one in failing], [one.traits for one in right])
     small = dict(zip(TRAITS, smallest, strict=False))
-    left, found = every, list[Condition]()
-    while left.failing and left.right and len(found) < _MOST:
+    left, restrictions = every, list[Restriction]()
+    while left.failing and left.right and len(restrictions) < _MOST:
         varied = [trait for trait in (*NAMES, *NUMBERS, *FLAGS) if len(left.values(trait)) > 1]
         candidates = list[tuple[float, _Division]]()
         for trait in varied:
@@ -62,9 +62,9 @@ def conditions(failing: Sequence[Placed], right: Sequence[Placed], smallest: Seq
         if not candidates:
             break
         best = min(candidates, key=lambda candidate: candidate[0])[1]
-        found.append(_condition(best, left, every))
+        restrictions.append(_condition(best, left, every))
         left = left.where(best.trait, lambda value, best=best: not best.spared(value))  # type: ignore[misc]
-    return found
+    return restrictions
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ def _sure(left: _Cases, trait: str, free: Mapping[Value, int]) -> set[Value]:
     return sure
 
 
-def _condition(division: _Division, left: _Cases, every: _Cases) -> Condition:
+def _condition(division: _Division, left: _Cases, every: _Cases) -> Restriction:
     """The condition that a division is, with the counts of all cases, whatever the conditions before it left over."""
     trait, spared = division.trait, division.spared
     if division.way == "among":
@@ -171,13 +171,13 @@ def _condition(division: _Division, left: _Cases, every: _Cases) -> Condition:
             for group in (_ordered(division.free), () if trait in FLAGS else unsure)
         ]
         hits = every.side(trait, lambda value: value in hit or (trait in FLAGS and not spared(value)))
-        return Condition(trait, "among", hits, groups[0], groups[1])
+        return Restriction(trait, "among", hits, groups[0], groups[1])
     sign = 1 if division.way == "from" else -1
     edge = _edge(division, left, sign)
     near = every.side(trait, lambda value: spared(value) and sign * int(value) > sign * edge)
     far = every.side(trait, lambda value: sign * int(value) <= sign * edge)
     hit_side = every.side(trait, lambda value: not spared(value))
-    return Condition(trait, division.way, hit_side, (far,), (near,) if near.of else (), division.bound, edge)
+    return Restriction(trait, division.way, hit_side, (far,), (near,) if near.of else (), division.bound, edge)
 
 
 def _edge(division: _Division, left: _Cases, sign: int) -> int:

@@ -87,8 +87,8 @@ class Excluded:
         return _alternatives(self.law)[0].expects if self.law in _MIXED else ""
 
 
-def together(found: Sequence[Excluded]) -> list[str]:
-    """What is excluded, a sentence for each regime; faults of which as much would have been seen are told together.
+def together(excluded: Sequence[Excluded]) -> list[str]:
+    """Say what is excluded, a sentence for each regime; faults of which as much would have been seen are told together.
 
     >>> size = 1 / 30
     >>> together([Excluded("std", "draft", size, "", 50), Excluded("std", "argmax", size, "", 50)])
@@ -96,7 +96,7 @@ def together(found: Sequence[Excluded]) -> list[str]:
 most likely ones."]
     """
     regimes: dict[str, dict[str, list[str]]] = {}
-    for one in found:
+    for one in excluded:
         regimes.setdefault(one._where, {}).setdefault(one.amount, []).append(one._expects)
     said = {
         where: [f"{amount} {' or '.join(laws)}".strip() for amount, laws in amounts.items()]

@@ -1,4 +1,4 @@
-"""Which random numbers of a row are used again, and when: the draft's, those of acceptance, or the target's.
+"""Find the random numbers of a row that are used again, and when: the draft's, those of acceptance, or the target's.
 
 Two draws that one random number makes depend on each other. Where it is used again, the law of the second draw given
 the first is known, and so is the factor by which what was drawn is likelier than by the right law. Given all tokens
@@ -71,9 +71,9 @@ def repeated(reads: Iterable[Read], least: float) -> list[Repeated]:
     total: dict[tuple[Numbers, When], Floats] = {key: np.zeros(2) for key in _WORDS}
     for read in reads:
         rounds = list(_rounds(read))
-        for number, one in enumerate(rounds):
+        for number, current in enumerate(rounds):
             before = rounds[number - 1] if number else None
-            for key, factors in _pairs(one, before):
+            for key, factors in _pairs(current, before):
                 total[key] += np.log1p(_SHARE * (np.array(factors) - 1))
     found = [Repeated(*key, float(logs.max())) for key, logs in total.items()]
     return sorted((one for one in found if one.log_factor >= math.log(least * _TRIED)), key=lambda one: -one.log_factor)
@@ -97,51 +97,51 @@ def _rounds(read: Read) -> Iterator[_Round]:
         yield _Round(drafts, coins, own)
 
 
-def _pairs(one: _Round, before: _Round | None) -> Iterator[tuple[tuple[Numbers, When], tuple[float, float]]]:
+def _pairs(current: _Round, before: _Round | None) -> Iterator[tuple[tuple[Numbers, When], tuple[float, float]]]:
     """The pairs of draws in which a round uses numbers again, each with the factors of the ways to draw."""
-    for column, draw in one.drafts.items():
+    for column, draw in current.drafts.items():
         for when, other in (
-            ("round", one.drafts.get(column - 1)),
+            ("round", current.drafts.get(column - 1)),
             ("round-before", before and before.drafts.get(column)),
         ):
             if other:
                 yield ("draft", when), _drawn(draw, other)  # type: ignore[misc]
-    for column, coin in one.coins.items():
+    for column, coin in current.coins.items():
         for when, thrown in (
-            ("round", one.coins.get(column - 1)),
+            ("round", current.coins.get(column - 1)),
             ("round-before", before and before.coins.get(column)),
         ):
             if thrown:
                 yield ("acceptance", when), (_thrown(coin, thrown),) * 2  # type: ignore[misc]
-    if one.own and before and before.own:
-        yield ("target", "round-before"), _drawn(one.own, before.own)
+    if current.own and before and before.own:
+        yield ("target", "round-before"), _drawn(current.own, before.own)
 
 
-def _drawn(one: _Draw, other: _Draw) -> tuple[float, float]:
+def _drawn(draw: _Draw, other: _Draw) -> tuple[float, float]:
     """How much likelier a draw is where the other's number is used again: a uniform number, or the times of a race."""
-    own, theirs = float(one.law[one.token]), float(other.law[other.token])
+    own, theirs = float(draw.law[draw.token]), float(other.law[other.token])
     if own <= 0 or theirs <= 0:
         return 1.0, 1.0
-    low, start = float(one.law[: one.token].sum()), float(other.law[: other.token].sum())
+    low, start = float(draw.law[: draw.token].sum()), float(other.law[: other.token].sum())
     both = max(0.0, min(low + own, start + theirs) - max(low, start))
-    hit = float(one.law[other.token])
+    hit = float(draw.law[other.token])
     race = 1.0
     if 1e-12 < hit < 1 - 1e-9:
-        highest = np.maximum(other.law / theirs, one.law / hit)
+        highest = np.maximum(other.law / theirs, draw.law / hit)
         equal = min(1.0, float(1 / highest.sum()) / theirs)
-        race = equal / hit if one.token == other.token else (1 - equal) / (1 - hit)
+        race = equal / hit if draw.token == other.token else (1 - equal) / (1 - hit)
     return both / own / theirs, race
 
 
-def _thrown(one: _Coin, other: _Coin) -> float:
+def _thrown(draw: _Coin, other: _Coin) -> float:
     """How much likelier it is that a draft token is accepted, or is not, where the other's number decides."""
-    if not 0 < one.bound < 1 or (not other.accepted and other.bound >= 1):
+    if not 0 < draw.bound < 1 or (not other.accepted and other.bound >= 1):
         return 1.0
     if other.accepted:
-        accepts = min(one.bound, other.bound) / other.bound if other.bound > 0 else one.bound
+        accepts = min(draw.bound, other.bound) / other.bound if other.bound > 0 else draw.bound
     else:
-        accepts = max(0.0, one.bound - other.bound) / (1 - other.bound)
-    return accepts / one.bound if one.accepted else (1 - accepts) / (1 - one.bound)
+        accepts = max(0.0, draw.bound - other.bound) / (1 - other.bound)
+    return accepts / draw.bound if draw.accepted else (1 - accepts) / (1 - draw.bound)
 
 
 def in_words(found: Sequence[Repeated]) -> str:

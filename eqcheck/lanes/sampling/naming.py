@@ -34,11 +34,11 @@ def cause(
 ) -> Named | None:
     """The wrong part, or None where nothing leads clearly. ``best`` are the bets on these rows, the greatest first."""
     rows = [list(case) for case in cases]
-    found = argmax(row for case in rows for row in case) or _cause(rows, best, evidence)
-    if found and found.words in _UNSURE and (again := evidence.repeats()):
-        found = found._replace(words=in_words(again), again=tuple(again))
+    seen = argmax(row for case in rows for row in case) or _cause(rows, best, evidence)
+    if seen and seen.words in _UNSURE and (again := evidence.repeats()):
+        seen = seen._replace(words=in_words(again), again=tuple(again))
     impossible = any(row.impossible for case in rows for row in case)
-    return None if found and impossible and found.kind in WITHIN_THE_LAW else found
+    return None if seen and impossible and seen.kind in WITHIN_THE_LAW else seen
 
 
 def _cause(rows: list[list[SampledRow]], best: Sequence[tuple[Bet, float]], evidence: SamplerEvidence) -> Named | None:

@@ -11,7 +11,7 @@ from eqcheck.attribution.losses import all_warnings, lost, settled
 from eqcheck.contract.decoders import CACHE_STATES
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.family import FAMILY
-from eqcheck.explanation.conditions import ENDS, Condition, ended_by, in_words
+from eqcheck.explanation.conditions import ENDS, Restriction, ended_by, in_words
 from eqcheck.explanation.records import many
 from eqcheck.lanes.about import TRANSPARENT, in_axis
 from eqcheck.lanes.transparent.coverage import vacuous
@@ -67,13 +67,13 @@ def _with_axes(result: Audit, finding: Finding) -> Finding:
     ) or places(lambda one: bool(one.symptom) and one.symptom in finding.seen)
     crashing = places(lambda one: one.symptom.startswith("crash/") and one.symptom not in finding.seen)
     placed = [one for one in result.tally.placed if one.claimed == claimed]
-    found = conditions(
+    restrictions = conditions(
         [one for one in placed if one.symptom and one.symptom in finding.seen],
         [one for one in placed if not one.symptom],
         finding.outcome.traits,
     )
     hidden = _cases(run) - _cases(right) - _cases(failing)
-    only = (*told(found, failing, right, hidden, crashing), *_ends(result, finding))
+    only = (*told(restrictions, failing, right, hidden, crashing), *_ends(result, finding))
     return replace(finding, axes=table(failing, run), only=only)
 
 
@@ -91,15 +91,15 @@ def table(failing: Places, run: Places) -> dict[str, dict[str, list[int]]]:
 
 
 def told(
-    found: Sequence[Condition], failing: Places, right: Places, hidden: int = 0, crashing: Places | None = None
+    restrictions: Sequence[Restriction], failing: Places, right: Places, hidden: int = 0, crashing: Places | None = None
 ) -> list[str]:
-    """The conditions that were found in words, and what cannot be said of others.
+    """The conditions that were found, in words, and what cannot be said of others.
 
     ``right`` are the cases that do not fail; ``hidden`` others fail otherwise, which may hide this failure. Of values
     on which each case is among the ``crashing`` ones nothing is known.
     """
     crashing = crashing or Counter()
-    said = [*map(in_words, found)]
+    said = [*map(in_words, restrictions)]
     said[-1:] = [
         f"{last}; {many(hidden, 'case')} of another failure not counted" if hidden else last for last in said[-1:]
     ]
@@ -119,7 +119,7 @@ def _crash(count: int) -> str:
 
 
 def _ends(result: Audit, finding: Finding) -> list[str]:
-    """What ends the rows that end too early, as far as was seen: one thing in all failing cases, or several.
+    """Return what ends the rows that end too early, as far as was seen: one thing in all failing cases, or several.
 
     A thing is told where so many failing cases have it that chance has not gathered them there.
     """
@@ -131,20 +131,20 @@ def _ends(result: Audit, finding: Finding) -> list[str]:
         return []
     if always := _with_others(failing, right):
         return always
-    left, found = failing, list[tuple[str, int]]()
+    left, ends = failing, list[tuple[str, int]]()
     at_limit = [facts for facts in failing if _missing(facts) == 1]
     last = [*at_limit, *(facts for facts in failing if facts.get("statement") == "eos-missing")]
     if len(at_limit) >= _ENOUGH and len(last) >= _NEARLY_ALL * len(failing):
         # The last token is cut off whatever it is: one fault, which an EOS and a limit would tell as two.
         return [ended_by([("last-token", len(last))], 0, len(failing))]
-    while left and len(found) < len(ENDS):
+    while left and len(ends) < len(ENDS):
         counts = Counter(end for facts in left for end in endings(facts))
         end, count = max(counts.items(), key=lambda pair: pair[1], default=(None, 0))
         if end is None or count < _ENOUGH or not _beyond_chance(end, left, right):
             break
-        found.append((end, count))
+        ends.append((end, count))
         left = [facts for facts in left if end not in endings(facts)]
-    return [ended_by(found, len(left), len(failing))] if found else []
+    return [ended_by(ends, len(left), len(failing))] if ends else []
 
 
 def _missing(facts: Mapping[str, int | str]) -> int:

@@ -77,10 +77,10 @@ def _of_case(case: Case, truth: Truth) -> dict[str, bool]:
 
 
 def traits(case: Case, truth: Truth) -> tuple[int | str, ...]:
-    """What may be the condition of a fault, in the order of `TRAITS`; it depends on no decoder."""
+    """Return what may be the condition of a fault, in the order of `TRAITS`; it depends on no decoder."""
     lengths = [len(prompt) for prompt in case.prompts]
     new = [len(row) for row in truth.rows]
-    found: dict[str, int | str] = {
+    known: dict[str, int | str] = {
         **_of_case(case, truth),
         "family": case.family,
         "padding_side": case.padding_side,
@@ -99,7 +99,7 @@ def traits(case: Case, truth: Truth) -> tuple[int | str, ...]:
         "all_new_tokens": sum(new),
         "all_tokens": sum(lengths) + sum(new),
     }
-    values = [found[name] for name in TRAITS]
+    values = [known[name] for name in TRAITS]
     return tuple(value if isinstance(value, str) else int(value) for value in values)
 
 
