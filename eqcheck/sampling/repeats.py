@@ -118,7 +118,7 @@ def _pairs(current: _Round, before: _Round | None) -> Iterator[tuple[tuple[Numbe
 
 
 def _drawn(draw: _Draw, other: _Draw) -> tuple[float, float]:
-    """How much likelier a draw is where the other's number is used again: a uniform number, or the times of a race."""
+    """Return how much likelier a draw is where the other's number is used again: a uniform number, or the times of a race."""
     own, theirs = float(draw.law[draw.token]), float(other.law[other.token])
     if own <= 0 or theirs <= 0:
         return 1.0, 1.0
@@ -134,7 +134,7 @@ def _drawn(draw: _Draw, other: _Draw) -> tuple[float, float]:
 
 
 def _thrown(draw: _Coin, other: _Coin) -> float:
-    """How much likelier it is that a draft token is accepted, or is not, where the other's number decides."""
+    """Return how much likelier it is that a draft token is accepted, or is not, where the other's number decides."""
     if not 0 < draw.bound < 1 or (not other.accepted and other.bound >= 1):
         return 1.0
     if other.accepted:
