@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -15,9 +17,15 @@ from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
 from eqcheck.contract.decoders import Request, decoder
+from eqcheck.decoding.harness import truth_of
+from eqcheck.decoding.run import Truth
 from eqcheck.lanes.transparent import lane
-from eqcheck.lanes.transparent.conclusions import Places, lying, table
+from eqcheck.lanes.transparent.conclusions import Places, table, told
+from eqcheck.lanes.transparent.coverage import traits
+from eqcheck.lanes.transparent.search import Source
+from eqcheck.result.conditions import conditions
 from eqcheck.result.findings import Options
+from eqcheck.result.tally import Placed
 
 Rows = list[list[int]]
 right = known_good()["one_row"]
@@ -35,8 +43,16 @@ def test_failing_cases_are_counted_by_every_axis() -> None:
     }
 
 
-def only(failing: Sequence[Case], right: Sequence[Case], hidden: int = 0) -> list[str]:
-    return lying(places(*failing), places(*right), hidden)
+def placed(cases: Sequence[Case], fails: bool) -> list[Placed]:
+    """Cases as a tally keeps them; of equal ones the traits are found once."""
+    known = {case: traits(case, truth_of(case)) for case in dict.fromkeys(cases)}
+    return [Placed(True, "x" if fails else "", known[case]) for case in cases]
+
+
+def only(failing: Sequence[Case], right: Sequence[Case], hidden: int = 0, smallest: Case | None = None) -> list[str]:
+    small = traits(smallest, truth_of(smallest)) if smallest else ()
+    found = conditions(placed(failing, True), placed(right, False), small)
+    return told(found, places(*failing), places(*right), hidden)
 
 
 def test_only_is_said_where_chance_cannot_have_spared_the_rest() -> None:
@@ -47,6 +63,9 @@ def test_only_is_said_where_chance_cannot_have_spared_the_rest() -> None:
     assert only([RIGHT] * 3, [RIGHT] * 17 + [LEFT] * 20) == []  # too few failures
     assert only([RIGHT] * 12 + [LEFT], [RIGHT] * 8 + [LEFT] * 200) == []  # one of the others fails
     assert only([RIGHT] * 30, []) == only([], [LEFT] * 30) == []
+    # The smallest failing case was made, not drawn, and its own side was spared by the drawn ones.
+    assert only([RIGHT] * 12, [RIGHT] * 8 + [LEFT] * 20, smallest=LEFT) == []
+    assert only([RIGHT] * 12, [RIGHT] * 8 + [LEFT] * 20, smallest=RIGHT) == [statement]
 
 
 def places(*cases: Case) -> Places:
@@ -55,21 +74,18 @@ def places(*cases: Case) -> Places:
 
 def test_what_crashes_hide_is_said() -> None:
     shows, spared = places(*[RIGHT] * 12), places(*[RIGHT] * 8)
-    assert lying(shows, spared) == []
+    assert told([], shows, spared) == []
     hidden = places(*[LEFT] * 180)
-    assert lying(shows, spared, 180, hidden) == ["not known for left padding, where 180 cases crash"]
+    assert told([], shows, spared, 180, hidden) == ["not known for left padding, where 180 cases crash"]
     both = places(*[LEFT] * 90, *[RIGHT] * 90)
-    assert lying(places(*[RIGHT] * 3), places(*[RIGHT] * 17, *[LEFT] * 5), 180, both) == [
+    assert told([], places(*[RIGHT] * 3), places(*[RIGHT] * 17, *[LEFT] * 5), 180, both) == [
         "3 of 25 cases that do not fail in another way; no condition is certain; "
         "180 other cases crash, and may hide a condition"
     ]
+    found = conditions(placed([RIGHT] * 12, True), placed([RIGHT] * 8 + [LEFT] * 20, False))
     shown = "only with right padding (12 of 20 cases), never with left padding (0 of 20)"
     sure = f"{shown}; 180 cases of another failure not counted"
-    assert lying(shows, spared + places(*[LEFT] * 20), 180, both) == [sure]
-    # The smallest failing case was made, not drawn, and its own side was spared by the drawn ones.
-    right = spared + places(*[LEFT] * 20)
-    assert lying(shows, right, smallest=LEFT.axes) == []
-    assert lying(shows, right, 180, both, RIGHT.axes) == [sure]
+    assert told(found, shows, spared + places(*[LEFT] * 20), 180, both) == [sure]
 
 
 def test_a_cause_that_crashes_hide_is_told_with_them() -> None:
@@ -85,18 +101,41 @@ def test_a_cause_that_crashes_hide_is_told_with_them() -> None:
 
 
 def test_a_value_with_few_cases_is_neither_hit_nor_spared() -> None:
-    sizes = [Case(prompts=((1,),) * rows) for rows in (1, 2, 5)]
-    assert only([sizes[2]] * 24, [sizes[0]] * 10 + [sizes[1]] * 43 + [sizes[2]] * 40) == [
-        "only with 3 or more rows (24 of 64 cases), never with 2 rows (0 of 43), with 1 row 0 of 10, which may be "
-        "chance"
+    sizes = {k: Case(prompts=((1,), (2,)), num_draft_tokens=k) for k in (1, 2, 3)}
+    found = only([sizes[3]] * 24, [sizes[1]] * 43 + [sizes[2]] * 10 + [sizes[3]] * 40)
+    assert found == [
+        "only with K of 3 or more (24 of 64 cases), never with K of 1 (0 of 43), with 2 0 of 10, which may be chance"
+    ]
+    states = [Case(prompts=((1,),), cache_state=state) for state in ("empty", "preallocated", "pads-nan")]
+    assert only([states[1]] * 20, [states[1]] * 20 + [states[0]] * 60 + [states[2]] * 3) == [
+        "only with cache state preallocated (20 of 40 cases), never with cache state empty (0 of 60), "
+        "with cache state pads-nan 0 of 3, which may be chance"
     ]
 
 
-def test_ranges_are_put_together() -> None:
-    sizes = [Case(prompts=((1,),) * rows, num_draft_tokens=k) for rows, k in ((1, 1), (2, 3), (5, 6))]
-    assert only([*sizes[1:]] * 10, [sizes[0]] * 20) == [
-        "only with 2 or more rows (20 of 20 cases), never with 1 row (0 of 20)",
-        "only with K of 2 or more (20 of 20 cases), never with K of 1 (0 of 20)",
+def test_a_condition_begins_where_the_failures_do() -> None:
+    """A report that says 'K of 2 or more' of a fault that needs 3 sends its reader to cases that are right."""
+    sizes = {k: Case(prompts=((1,),), num_draft_tokens=k) for k in range(1, 7)}
+    right = [sizes[k] for k in (1, 2, 3, 4, 5, 6) for _ in range(20)]
+    failing = [sizes[k] for k in (3, 4, 5, 6) for _ in range(20)]
+    assert only(failing, right) == ["only with K of 3 or more (80 of 160 cases), never with K of 1 or 2 (0 of 40)"]
+    # A smaller case fails with K = 2, so that the fault does not begin at 3; and one with K = 1 leaves nothing to say.
+    assert only(failing, right + [sizes[1]] * 40, smallest=sizes[2]) == [
+        "only with K of 2 or more (80 of 180 cases), never with K of 1 (0 of 60)"
+    ]
+    assert only(failing, right, smallest=sizes[1]) == []
+
+
+def test_a_second_condition_has_to_say_more_than_the_first() -> None:
+    """Rows that come late are several in each case here: that they are is the first condition again."""
+    one, two = Case(prompts=((1,),)), Case(prompts=((1,), (2,)), num_draft_tokens=3)
+    other = Case(prompts=((1,), (2,)))
+    assert only([two] * 20, [one] * 30) in (
+        ["only with 2 or more rows (20 of 20 cases), never with 1 row (0 of 30)"],
+        ["only with K of 3 or more (20 of 20 cases), never with K of 1 (0 of 30)"],
+    )
+    assert only([two] * 20, [one] * 60 + [other] * 40) == [
+        "only with K of 3 or more (20 of 20 cases), never with K of 1 (0 of 100)"
     ]
 
 
@@ -114,13 +153,14 @@ def test_the_report_and_the_terminal_say_it(tmp_path: Path) -> None:
     count = sides["right"][0]
     assert sides == {"left": [0, 60 - count], "right": [count, count]}
     assert sum(of for _, of in violation["axes"]["rows"].values()) == 60
-    (statement,) = violation["only"]
+    statement, ends = violation["only"]
+    assert ends == f"in all {count} failing cases only the last token of the row is missing, an EOS or not"
     assert (
         statement == f"only with right padding ({count} of {count} cases), never with left padding (0 of {60 - count})"
     )
     assert f"  Frequency      {statement}" in shown(data)
     text = (tmp_path / "report.md").read_text()
-    assert f"\nO{statement[1:]}.\n" in text
+    assert f"\nO{statement[1:]}; {ends}.\n" in text
 
 
 @pytest.mark.parametrize("other", [True, False])
@@ -139,7 +179,7 @@ def test_cases_that_fail_otherwise_are_not_taken_for_right(other: bool) -> None:
     short = next(one for one in found if one["kind"] == "premature-stop")
     assert short["axes"]["padding_side"]["left"][0] == 0
     assert short["axes"]["padding_side"]["left"][1] > 20
-    assert bool(short["only"]) != other
+    assert any("right padding" in one for one in short["only"]) != other
 
 
 def test_a_cause_that_the_second_opinion_takes_back_keeps_its_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,3 +194,101 @@ def test_a_cause_that_the_second_opinion_takes_back_keeps_its_counts(monkeypatch
     found = to_dict(result, Path("there"))["violations"][0]
     assert found["fingerprint"] == "unattributed/unattributed"
     assert found["axes"]["padding_side"] == {"left": [10, 10]}
+
+
+SEEDS, CASES = 30, 150
+Fault = Callable[[Case, Truth, Random], bool]
+
+
+@cache
+def drawn(seed: int) -> list[tuple[Case, Truth, Placed]]:
+    source = Source(seed, ("rotary", "learned"), ("left", "right"), ("empty", "chunked", "late-rows"))
+    cases = [source.chunk(at // 50, at % 50 + 1)[at % 50] for at in range(CASES)]
+    truths = [truth_of(case) for case in cases]
+    return [(case, truth, Placed(True, "", traits(case, truth))) for case, truth in zip(cases, truths, strict=True)]
+
+
+def found_of(fault: Fault, seeds: int = SEEDS) -> Counter[tuple[str, str, int]]:
+    """The conditions that are found of a fault, over seeds, by trait, way and bound."""
+    found: Counter[tuple[str, str, int]] = Counter()
+    for seed in range(seeds):
+        rng = Random(seed)
+        sides: dict[bool, list[Placed]] = {True: [], False: []}
+        for case, truth, own in drawn(seed):
+            sides[fault(case, truth, rng)].append(own)
+        found.update((one.trait, one.way, one.bound) for one in conditions(sides[True], sides[False]))
+    return found
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.3, 0.8])
+def test_a_fault_without_a_condition_has_none(share: float) -> None:
+    """Also where it strikes a row or a token, so that longer cases are wrong more often."""
+
+    def hit(times: int, rng: Random) -> bool:
+        return rng.random() < 1 - (1 - share) ** times
+
+    assert not found_of(lambda case, truth, rng: hit(1, rng))
+    assert not found_of(lambda case, truth, rng: hit(len(case.prompts), rng))
+    assert not found_of(lambda case, truth, rng: hit(sum(map(len, truth.rows)), rng))
+    assert not found_of(lambda case, truth, rng: hit(sum(map(len, (*truth.rows, *case.prompts))) // 4, rng))
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("length", [8, 11, 14, 16])
+def test_the_length_from_which_rows_fail_is_found(length: int) -> None:
+    def too_long(case: Case, truth: Truth, rng: Random) -> bool:
+        return any(len(p) + len(new) > length for p, new in zip(case.prompts, truth.rows, strict=True))
+
+    found = found_of(too_long)
+    assert {(trait, way) for trait, way, _ in found} == {("longest_row", "from")}
+    assert found["longest_row", "from", length + 1] > 0.5 * SEEDS
+    assert min(bound for _, _, bound in found) == length + 1
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize(
+    ("fault", "condition"),
+    [
+        (lambda case, truth, rng: case.max_new_tokens == 1, ("max_new_tokens", "to", 1)),
+        (lambda case, truth, rng: not case.eos_token_ids, ("eos_ids", "to", 0)),
+        (lambda case, truth, rng: len(case.eos_token_ids) > 1, ("eos_ids", "from", 2)),
+        (lambda case, truth, rng: any(0 in row for row in truth.rows), ("zero_emitted", "among", 0)),
+        (lambda case, truth, rng: any(0 in row for row in case.prompts), ("zero_in_prompt", "among", 0)),
+        (lambda case, truth, rng: case.pad_token_id in case.eos_token_ids, ("pad_is_eos", "among", 0)),
+        (lambda case, truth, rng: min(map(len, case.prompts)) == 1, ("shortest_prompt", "to", 1)),
+        (lambda case, truth, rng: min(map(len, case.prompts)) > 1, ("shortest_prompt", "from", 2)),
+        (lambda case, truth, rng: case.num_draft_tokens >= 3 and rng.random() < 0.5, ("num_draft_tokens", "from", 3)),
+        (lambda case, truth, rng: len(case.prompts) >= 3, ("rows", "from", 3)),
+        (lambda case, truth, rng: case.cache_state == "late-rows", ("cache_state", "among", 0)),
+    ],
+    ids=lambda one: one[0] if isinstance(one, tuple) else "",
+)
+def test_a_condition_is_found(fault: Fault, condition: tuple[str, str, int]) -> None:
+    found = found_of(fault)
+    assert found[condition] > 0.9 * SEEDS
+    assert sum(found.values()) - found[condition] <= 0.1 * SEEDS  # another that has as few cases without the fault
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize(
+    ("wrong", "statement"),
+    [
+        (lambda case: case.max_new_tokens == 1, "only with max_new_tokens of 1 ("),
+        (lambda case: not case.eos_token_ids, "only with no EOS id ("),
+        (lambda case: len(case.prompts) > 2, "only with 3 or more rows ("),
+    ],
+)
+def test_a_crash_has_conditions_and_its_smallest_case(wrong: Any, statement: str, tmp_path: Path) -> None:
+    def crashing(target: Any, draft: Any, request: Request) -> Rows:
+        if wrong(request):
+            raise IndexError("index 1 is out of bounds")
+        return list(right(target, draft, request))
+
+    data = write(audit(decoder(name="mine")(crashing), Options(cases=80)), tmp_path)
+    (violation,) = data["violations"]
+    assert violation["fingerprint"] == "crash/exception:IndexError"
+    assert violation["only"][0].startswith(statement)
+    assert "request 0   prompt  10" in violation["explanation"]
+    assert f"max_new_tokens {violation['case']['max_new_tokens']}" in violation["explanation"]
+    assert "no EOS" in violation["explanation"]

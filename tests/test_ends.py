@@ -17,7 +17,7 @@ from eqcheck.attribution.losses import draft_warnings
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
-from eqcheck.catalogue import BUILDS, FAULTS
+from eqcheck.catalogue import BUILDS, FAULTS, known_good
 from eqcheck.catalogue.engines.batch import RolledBack
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.rows import PerRow, Uncached
@@ -220,6 +220,57 @@ def test_what_all_failing_cases_share_and_no_right_one_has_is_said() -> None:
     (other,) = audit(build(StripsEos, "uncached"), Options(cases=60, seed=3)).violations
     assert other.fingerprint == "bookkeeping/premature-stop"
     assert not any("another row" in one for one in other.only)
+    assert any(one.startswith("in all ") and one.endswith(" only the row's own EOS is missing") for one in other.only)
+
+
+class EndsByPrompt(RoundEngine):
+    """The prompt is searched for an EOS, too; and the EOS of other rows is cut off."""
+
+    def outputs(self) -> Rows:
+        rows = super().outputs()
+        fed = [bool(set(prompt) & set(self.eos)) for prompt in self.request.prompts]
+        return [
+            row[:1] if inside else row[:-1] if row[-1] in self.eos else row
+            for row, inside in zip(rows, fed, strict=True)
+        ]
+
+
+@pytest.mark.rest
+def test_two_faults_that_end_rows_are_told_apart() -> None:
+    (finding,) = audit(build(EndsByPrompt, "uncached"), Options(cases=150)).violations
+    said = "\n".join(finding.only)
+    assert "failing cases only the row's own EOS is missing; in " in said
+    assert "others the prompt contains an EOS" in said
+
+
+@pytest.mark.rest
+def test_a_last_token_that_is_cut_off_is_one_fault() -> None:
+    """Some rows lack an EOS then, and others one token of max_new_tokens."""
+    short = eqcheck.decoder(name="short")(lambda *asked: [row[:-1] for row in known_good()["one_row"](*asked)])
+    (finding,) = audit(short, Options(cases=60)).violations
+    (said,) = finding.only
+    assert said == "in all 60 failing cases only the last token of the row is missing, an EOS or not"
+
+
+@pytest.mark.parametrize(
+    ("engine", "case", "by"),
+    [
+        (StripsEos, ending(1, 2), "own-eos"),
+        (EndsWithOne, ending(1, 0), "another-row"),
+        (EndsByPrompt, replace(Case(((5, 7, 11),), 4), eos_token_ids=(7,)), "prompt-eos"),
+    ],
+)
+def test_what_ended_a_row_is_a_fact(engine: type[RoundEngine], case: Case, by: str) -> None:
+    found = explained(build(engine, "uncached"), case)
+    assert found.fingerprint == "bookkeeping/premature-stop"
+    assert by in str(found.facts["may_end_by"]).split()
+
+
+def test_a_miscounted_limit_is_a_fact() -> None:
+    short = eqcheck.decoder(name="short")(lambda *asked: [row[:-1] for row in known_good()["one_row"](*asked)])
+    found = explained(short, Case(((5, 7, 11),), 4))
+    assert (found.facts["may_end_by"], found.facts["short"], found.facts["limit"]) == ("limit", 1, 4)
+    assert "the row is 1 token short of max_new_tokens, which is 4" in said(found.facts)
 
 
 def test_a_prompt_that_is_fed_at_once_is_never_unfinished() -> None:

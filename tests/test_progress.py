@@ -110,13 +110,15 @@ def test_what_is_done_stands_behind_the_evidence(clock: list[float], capsys: Pri
     assert said(capsys)[-1].startswith(f"mine: 50 of 50 cases, 50 fail; {words}")
 
 
-@pytest.mark.parametrize(("evidence", "words"), [(0.3, "2"), (151.2, "10^151.2"), (-400.0, "below 0.01"), (4000.0, "10^4000")])
+@pytest.mark.parametrize(
+    ("evidence", "words"), [(0.3, "2"), (151.2, "10^151.2"), (-400.0, "below 0.01"), (4000.0, "10^4000")]
+)
 def test_sampled_evidence_is_a_number_that_people_write(
     clock: list[float], capsys: Printed, evidence: float, words: str
 ) -> None:
     with progress() as listen:
         listen(CaseDone("mine", 12, 25, 0, lane="sampling", tokens=810, evidence=evidence))
-    assert said(capsys) == [f"mine: 12 of 25 sampled cases, 810 tokens, evidence {words} of 10^6"]
+    assert said(capsys) == [f"mine: 12 of at most 25 sampled cases, 810 tokens, evidence {words} of 10^6"]
 
 
 def test_no_more_time_is_left_than_the_budget_has(clock: list[float], capsys: Printed) -> None:

@@ -15,6 +15,7 @@ import torch
 import eqcheck
 from eqcheck.campaign.events import CaseDone
 from eqcheck.campaign.loop import Campaign, audit
+from eqcheck.campaign.pace import Pace
 from eqcheck.case.sampling import SampledCase
 from eqcheck.contract.decoders import Decoder, Request, RowOptions
 from eqcheck.contract.errors import CaseError
@@ -153,6 +154,25 @@ FAULTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"target_law": lambda self, scores, row: law(scores, RowOptions(1, temperature=float(row.temperature > 0)))[0]},
     ),
 }
+
+
+@pytest.mark.parametrize(("usual", "drawn"), [(True, 7), (False, 3)])
+def test_a_run_in_doubt_goes_on_where_nobody_said_how_long_it_is(
+    usual: bool, drawn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evidence is near its limit until the seventh case."""
+    monkeypatch.setattr(Wealth, "verdict", lambda self: "inconclusive" if self.cases < 7 else "equivalent")
+    lane = SampledLane(registered("right"), Options(cases=3, usual=usual), TransparentTarget)
+    Campaign(lane, lambda event: None).run()
+    assert len(lane.result.outcomes) == drawn
+
+
+def test_what_other_lanes_left_of_the_time_is_taken() -> None:
+    pace = Pace(SampledLane(registered("right"), Options(cases=None, budget=10.0), TransparentTarget))
+    pace.has_at_least(25.0)
+    assert pace.draws_until(100.0) == 125.0
+    pace.has_at_least(5.0)
+    assert pace.budget == 25.0
 
 
 @pytest.mark.parametrize("name", FAULTS)

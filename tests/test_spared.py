@@ -1,6 +1,5 @@
-"""What is said of values that were spared, and of options that make two tokens alike."""
+"""What is said of options that make two tokens alike, and of causes of few rows."""
 
-from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,21 +7,6 @@ from eqcheck.abduction import _of_most_rows
 from eqcheck.case.engine import EngineRow
 from eqcheck.checkpoints.judge import truth
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.lanes.transparent.conclusions import Places, lying
-
-
-def _by_k(**counts: int) -> Places:
-    names = {"one": "1", "few": "2-4", "many": "5+"}
-    places: Places = Counter({("num_draft_tokens", names[name]): count for name, count in counts.items()})
-    places["family", "rotary"] = sum(counts.values())
-    return places
-
-
-def test_a_value_that_chance_may_spare_is_not_told_as_spared() -> None:
-    assert lying(_by_k(few=22), _by_k(one=30, few=55, many=23)) == []  # each of the two might be spared by chance
-    assert lying(_by_k(few=40, many=20), _by_k(one=60, few=20, many=20)) == [
-        "only with K of 2 or more (60 of 100 cases), never with K of 1 (0 of 60)"
-    ]
 
 
 def test_two_tokens_of_one_score_are_seen() -> None:

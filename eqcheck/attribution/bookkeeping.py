@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from eqcheck.attribution.record import Write
 from eqcheck.explanation.statements import Statement, state, together
@@ -11,6 +12,10 @@ from eqcheck.result.verdict import RowVerdict
 
 if TYPE_CHECKING:
     from eqcheck.decoding.run import Run
+
+
+Ending = Literal["own-eos", "prompt-eos", "another-row", "limit"]
+"""What ends a row too early: its own EOS, which is cut off; an EOS of its prompt; another row's end; the limit."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +114,11 @@ def diagnose(verdict: RowVerdict, index: int, run: Run, known: CommitKnowledge) 
     ran_on = len(observed) > len(expected) and observed[: len(uncut)] == uncut[: len(observed)]
     ran_on = ran_on and (len(observed) <= len(uncut) or pad in known.nearby)
     end = ends(expected, observed, run.case.eos_token_ids, -1 if ran_on else pad)
-    if end is not None and known.ending:
-        return Diagnosis(end[0], together(end[1], *known.ending))
     if end is not None:
-        return Diagnosis(*end)
+        said = together(end[1], *known.ending) if known.ending else end[1]
+        may = endings(said.facts) if end[0] == "premature-stop" else ()
+        # One round shows what may have ended the row; which of it did, only many cases show.
+        return Diagnosis(end[0], said._replace(facts=said.facts | ({"may_end_by": " ".join(may)} if may else {})))
     token = observed[index]
     if token in known.drafted:
         return _draft_token(token, index, observed, known)
@@ -191,6 +197,23 @@ def ends(
             return "past-eos", state("goes-on", tokens=len(surplus))
         return "over-length", state("too-long", tokens=len(observed), limit=len(expected))
     return None
+
+
+def endings(facts: Mapping[str, int | str]) -> tuple[Ending, ...]:
+    """Return what may have ended a row that ends too early, from the facts on its round.
+
+    >>> endings({"statement": "ends-early", "also": "next-answered eos-of-others limit-short", "short": 1})
+    ('another-row', 'limit')
+    """
+    names = {str(facts.get("statement")), *str(facts.get("also", "")).split()}
+    others = bool({"eos-of-others", "limit-of-others"} & names)
+    may: list[tuple[Ending, bool]] = [
+        ("own-eos", "eos-missing" in names and ("eos-answered" in names or not others)),
+        ("prompt-eos", "eos-in-prompt" in names),
+        ("another-row", others),
+        ("limit", "limit-short" in names),
+    ]
+    return tuple(name for name, applies in may if applies)
 
 
 def _swapped_with(verdict: RowVerdict, run: Run) -> int | None:

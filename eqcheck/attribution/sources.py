@@ -92,6 +92,7 @@ class Sources:
         others = [one for r, one in enumerate(outputs) if r not in (row, *ended) and one != expected[r]]
         nobody = len(outputs) > 1 and not ended and not any(one and one[-1] in eos for one in others)
         prompt, room = case.prompts[row], case.max_new_tokens - len(tokens)
+        at_limit = len(expected[row]) == case.max_new_tokens and expected[row][-1] not in eos
         answered, met = self.answered(row, len(tokens)), case.options[row].stop_within((*prompt, *tokens))
         in_prompt = [prompt.index(token) for token in eos & set(prompt)]
         rows = [
@@ -110,6 +111,7 @@ class Sources:
             ("stop-with-prompt", met, {"stop": " ".join(map(str, met))}),
             ("as-many-pads", pads == len(expected[row]) - len(tokens), {}),
             ("pad-last", tokens[-1:] == (case.pad_token_id,), {}),
+            ("limit-short", at_limit, {"short": room, "limit": case.max_new_tokens}),
             ("little-room", k and room <= k, {"room": room, "block": k + 1}),
             ("calls-end", self._last in in_round, {}),
         ]

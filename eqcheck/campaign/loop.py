@@ -8,7 +8,6 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from operator import itemgetter
 from typing import Any
 
@@ -66,6 +65,9 @@ def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda 
         if (other.result.lane, first.result.lane) == ("checkpoint", "transparent") and first.result.violations:
             skipped = True
             continue
+        if options.budget:  # what the lanes before it left of their time
+            waiting = len(others) - others.index(other)
+            other.pace.has_at_least((begun + options.budget - time.monotonic()) / waiting)
         results.append(other.collect())
     if others and options.budget:  # what they left of their time
         first.seek_more(begun + options.budget)
@@ -117,7 +119,7 @@ class Campaign:
         options, name = self.result.options, self.result.decoder.name
         self.total = lane.total
         self.corpus = Corpus(options.corpus, name) if options.corpus else None
-        self.source = islice(filter(self._meets, lane.cases()), options.cases)
+        self.source = self._drawn_from(options.cases)
         self.pending: dict[int, Outcome] = {}  # by identity: there may be many thousands
         self.failing = 0  # drawn cases within the claim
         self.gathered = 0  # all that failed, those of the corpus as well
@@ -283,6 +285,13 @@ class Campaign:
     def _meets(self, case: Any) -> bool:
         """Return whether the decoder takes a case, as the report says of each case that was decoded."""
         return not unmet(case, self.result.decoder.requires)
+
+    def _drawn_from(self, count: int | None) -> Iterator[Any]:
+        """Yield so many cases of the lane that the decoder takes, and more of them where the lane goes on."""
+        for number, case in enumerate(filter(self._meets, self.lane.cases())):
+            if count is not None and number >= count and not self.lane.goes_on(number):
+                return
+            yield case
 
     def _cases(self, until: float) -> Iterator[Any]:
         while time.monotonic() < until and (case := next(self.source, None)) is not None:

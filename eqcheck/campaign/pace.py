@@ -44,6 +44,11 @@ class Pace:
         if self.lane.conditional:
             self.end = moment + (self.budget * LOOKING if self.budget else _LAST_RESORT_S)
 
+    def has_at_least(self, seconds: float) -> None:
+        """Take more time than was planned, where the lanes before this one needed less than theirs."""
+        if self.budget:
+            self.budget = max(self.budget, seconds)
+
     def replays(self) -> bool:
         """Return whether there is time for stored cases: where turns are taken, they may take half of a budget."""
         share = DRAWING_AT_MOST if self.lane.conditional else 1.0

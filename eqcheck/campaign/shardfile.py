@@ -26,7 +26,7 @@ from eqcheck.explanation.records import Explanation
 from eqcheck.result.claims import Claim, Unreached
 from eqcheck.result.findings import Audit, Finding
 from eqcheck.result.outcome import NearTie, Outcome
-from eqcheck.result.tally import Alike, Tally
+from eqcheck.result.tally import Alike, Placed, Tally
 from eqcheck.sampling.exclusion import Exclusion
 from eqcheck.sampling.wealth import Wealth
 from eqcheck.store.casefile import case_of, read_json, write_whole
@@ -84,6 +84,7 @@ class Counts:
     pairs: dict[str, int] = field(default_factory=dict)
     near_ties: tuple[NearTie, ...] = ()
     tested: tuple[tuple[Claim, int], ...] = ()
+    placed: tuple[Placed, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,7 @@ class OutcomeRecord:
     explanation: Explanation | None
     traceback: str
     drawn: bool
+    traits: tuple[int | str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -168,13 +170,19 @@ def part_of(audit: Audit) -> LaneResults:
 
 
 def _seen(outcome: Outcome) -> OutcomeRecord:
-    return OutcomeRecord(outcome.case.to_dict(), outcome.status, outcome.explanation, outcome.traceback, outcome.drawn)
+    told = outcome.status, outcome.explanation, outcome.traceback, outcome.drawn, outcome.traits
+    return OutcomeRecord(outcome.case.to_dict(), *told)
 
 
 def outcome_of(seen: OutcomeRecord) -> Outcome:
     """The outcome that was written as data."""
     return Outcome(
-        case_of(seen.case), seen.status, explanation=seen.explanation, traceback=seen.traceback, drawn=seen.drawn
+        case_of(seen.case),
+        seen.status,
+        explanation=seen.explanation,
+        traceback=seen.traceback,
+        traits=seen.traits,
+        drawn=seen.drawn,
     )
 
 

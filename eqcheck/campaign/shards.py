@@ -113,7 +113,7 @@ def run(
         own = Corpus(Path(folder), decoder.name)
         for name, text in (corpus or {}).items():
             own.take(name, text)
-        mine = replace(options, seed=seed_of(options.seed, number), cases=cases, budget=budget)
+        mine = replace(options, seed=seed_of(options.seed, number), cases=cases, budget=budget, usual=False)
         mine = replace(mine, corpus=Path(folder) if options.corpus else None)
         parts = audits(decoder, mine)
         stored = {name: text for name, text in own.files().items() if text != (corpus or {}).get(name)}

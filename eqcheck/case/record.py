@@ -310,7 +310,7 @@ class Case(AnyCase):
         """Return the value of the case on each axis of a report; ranges in ascending order sort as text.
 
         >>> Case(prompts=((1,), (2,)), num_draft_tokens=3).axes["num_draft_tokens"]
-        '2-4'
+        '3'
         """
         rows, k = len(self.prompts), self.num_draft_tokens
         return {
@@ -318,7 +318,7 @@ class Case(AnyCase):
             "padding_side": self.padding_side,
             "rows": str(rows) if rows < 3 else "3+",
             "cache_state": self.cache_state,
-            "num_draft_tokens": "1" if k == 1 else "2-4" if k < 5 else "5+",
+            "num_draft_tokens": str(k) if k < 5 else "5+",
         }
 
     @property

@@ -85,6 +85,7 @@ class Plan:
                 python=options.python or "",
                 memory=options.memory,
                 profile=profile,
+                usual=not (options.cases or options.budget or profile),
                 fail_fast=frozenset(one.fingerprint for one in known if one.until >= now.date())
                 if options.fail_fast
                 else None,

@@ -29,6 +29,7 @@ STATEMENTS = {
     "stop-with-prompt": "the stop sequence {stop} matches across the end of the prompt and the new tokens",
     "pad-last": "the last token of the row is the pad id",
     "as-many-pads": "the expected row contains the pad id exactly as often as tokens are missing",
+    "limit-short": "the row is {short:token} short of max_new_tokens, which is {limit}",
     "little-room": "this row has room for {room:token}, while a round returns up to K + 1 = {block}",
     "calls-end": "the target is not called after this round",
     "pads-behind": "the row continues with {pads:pad} after its end",

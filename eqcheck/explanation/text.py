@@ -189,6 +189,8 @@ def _case(e: Explanation, needs: Sequence[str] | None, plain: str, width: int) -
         for label, line in compared(expected, e.observed_row, e.token_index, room, _note_of(e), names):
             rows.append(("", label, line))
         rows += _others(e, width)
+    elif e.component == "crash" and given is not None:
+        rows = _requests(given, width)
     return Part(title, note, rows=tuple(rows))
 
 
@@ -204,7 +206,30 @@ def _asked_of_all(e: Explanation, needs: Sequence[str] | None) -> list[str]:
     accepts = [row.accepts for row in given.rows if row.accepts is not None]
     if accepts and not any(count for row in accepts for count in row):
         words.append("every draft wrong")
+    if e.component == "crash":  # no row is at fault, so what all rows have in common is of the case
+        limits = {row.limit for row in given.rows}
+        ends = {_eos_of(row, given) for row in given.rows}
+        words += [f"max_new_tokens {limit}" for limit in limits if limit is not None and len(limits) == 1]
+        words += [eos_words(eos) for eos in ends if eos is not None and len(ends) == 1]
     return words
+
+
+def _eos_of(row: Given, given: Given) -> tuple[int, ...] | None:
+    return given.eos_token_ids if row.eos_token_ids is None else row.eos_token_ids
+
+
+def _requests(given: Given, width: int) -> list[tuple[str, str, str]]:
+    """All requests of a case that has no wrong row, each with the options in which it may differ from others."""
+    limits, ends = {row.limit for row in given.rows}, {_eos_of(row, given) for row in given.rows}
+    rows = []
+    for number, row in enumerate(given.rows[: _BESIDE + 1]):
+        about = [f"max_new_tokens {row.limit}"] if len(limits) > 1 else []
+        about += [*([row.sampling] if row.sampling else []), *_accepted(row)]
+        about += [eos_words(_eos_of(row, given))] if len(ends) > 1 else []
+        rows.append((f"request {number}", "prompt", shortened(row.prompt, room=width - 30)))
+        rows += [("", "options", ", ".join(about))] if about else []
+    left = len(given.rows) - _BESIDE - 1
+    return [*rows, *([("", "", f"and {many(left, 'more request')}")] if left > 0 else [])]
 
 
 def _options(e: Explanation) -> list[str]:
@@ -216,7 +241,7 @@ def _options(e: Explanation) -> list[str]:
     words = [] if own.limit is None or e.kind not in _LIMITED else [f"max_new_tokens {own.limit}"]
     words += [own.sampling] if own.sampling else []
     words += _accepted(own)
-    eos = own.eos_token_ids if own.eos_token_ids is not None else given.eos_token_ids
+    eos = _eos_of(own, given)
     words += [eos_words(eos)] if eos and (shown & set(eos) or e.kind in ("past-eos", "premature-stop")) else []
     if given.pad_token_id is not None and (
         given.pad_token_id in shown or any(slot.kind == "pad" and slot.visible for slot in e.slots)
@@ -274,7 +299,7 @@ def _meaning(e: Explanation, token: int | None) -> str:
     if given is None or token is None:
         return ""
     own = given.rows[e.row] if e.row is not None and e.row < len(given.rows) else given
-    eos = own.eos_token_ids if own.eos_token_ids is not None else given.eos_token_ids
+    eos = _eos_of(own, given)
     return "an EOS" if token in (eos or ()) else "the pad id" if token == given.pad_token_id else ""
 
 

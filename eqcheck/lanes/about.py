@@ -234,12 +234,13 @@ def about(lane: str) -> About:
 def in_axis(axis: str, *values: str) -> str:
     """Name values of an axis of cases.
 
-    >>> in_axis("rows", "2", "3+"), in_axis("num_draft_tokens", "1", "2-4"), in_axis("padding_side", "right")
-    ('2 or more rows', 'K of 1 or 2-4', 'right padding')
+    >>> in_axis("rows", "2", "3+"), in_axis("num_draft_tokens", "1", "3", "4", "5+"), in_axis("padding_side", "right")
+    ('2 or more rows', 'K of 1 or 3 or more', 'right padding')
     """
-    text = " or ".join(values)
-    for ranges, words in (("2 or 3+", "2 or more"), ("2-4 or 5+", "2 or more"), ("+", " or more")):
-        text = text.replace(ranges, words)
+    known = list(values)
+    while len(known) > 1 and known[-1].endswith("+") and known[-2] == str(int(known[-1][:-1]) - 1):
+        known[-2:] = [f"{known[-2]}+"]
+    text = " or ".join(known).replace("+", " or more")
     if axis == "rows":
         return "1 row" if values == ("1",) else f"{text} rows"
     name = {"family": "family", "cache_state": "cache state", "num_draft_tokens": "K of"}.get(axis)

@@ -106,6 +106,10 @@ class Lane(ABC):
         """The claims of the decoder that the cases of this lane are to test, in so far as any of them can."""
         return []
 
+    def goes_on(self, drawn: int) -> bool:
+        """Return whether to draw a case after so many, which are all that were to be drawn: what is seen is unclear."""
+        return False
+
     def drawn_anew(self) -> Iterator[Any]:
         """The cases of `cases` from the first one on, whatever was decoded: to count how many a claim takes."""
         return self.cases()

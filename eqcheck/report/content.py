@@ -224,9 +224,10 @@ class Content:
         return "" if all(entry.claimed for entry in self.r.matrix.values()) else UNCLAIMED_NOTE
 
     def tendency(self, finding: ReportedViolation) -> str:
-        """Where the cause shows, in one line: on one side of an axis only, or clearly more often there; else empty.
+        """Where the cause shows, in one line: under a condition only, or clearly more often on one side; else empty.
 
-        A side is told only where chance gives such a difference in less than one of a thousand cases.
+        A side is told only where chance gives such a difference in less than one of a thousand cases. A side on which
+        no case fails is for a condition to tell (`eqcheck.result.conditions`), which a smaller case may have refuted.
         """
         if finding.only:
             return "; ".join(finding.only)
@@ -244,9 +245,8 @@ class Content:
                     f"{in_axis(axis, *high)} ({many_} of {of_high})",
                     f"{in_axis(axis, *low)} ({few} of {of_low})",
                 )
-                sides.append(
-                    (chance, f"more often with {more} than with {less}" if few else f"with {more}, never with {less}")
-                )
+                if few:
+                    sides.append((chance, f"more often with {more} than with {less}"))
         chance, words = min(sides, default=(1.0, ""))
         # The sides were chosen by their rates: each way to divide the values of an axis might have been told.
         ways = sum(2 ** sum(of > 0 for _, of in values.values()) for values in finding.axes.values())

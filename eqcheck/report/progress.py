@@ -157,7 +157,9 @@ class _Decoder:
         return "; ".join(told)
 
     def _counted(self, noun: str, event: CaseDone, now: float) -> str:
-        of = f"{event.done} of {event.total} {noun}s" if event.total else many(event.done, noun)
+        known = event.total is not None and event.done <= event.total  # one that is in doubt goes on
+        most = "at most " if noun == "sampled case" else ""  # their tokens decide how many there are
+        of = f"{event.done} of {most}{event.total} {noun}s" if known else many(event.done, noun)
         told = [of, *([f"{event.failing} fail" if event.failing > 1 else "1 fails"] if event.failing else [])]
         if event.tokens:
             evidence = f"evidence {power_of_ten(event.evidence)} of {power_of_ten(_LIMIT)}"

@@ -37,7 +37,8 @@ class Options:
     may take ``case_memory`` bytes, if any. ``corpus`` is the folder of cases to run first and to add to; None for none.
     ``bounds`` is how large cases get, and ``bounded`` names those of them that the user gave. ``python`` is the Python
     to decode with, on checkpoints. ``memory``: measure what keys and values take. A ``profile`` says how many cases
-    each lane draws, and how large. ``block``: so many cases of an engine are under one setting. ``fail_fast``: none is
+    each lane draws, and how large. ``usual``: nobody asked for so many cases, and a lane that is in doubt may draw
+    more. ``block``: so many cases of an engine are under one setting. ``fail_fast``: none is
     drawn after one that fails, but for these fingerprints; None: all are.
     """
 
@@ -55,6 +56,7 @@ class Options:
     python: str = ""
     memory: bool = False
     profile: Profile | None = None
+    usual: bool = False
     block: int | None = None
     fail_fast: frozenset[str] | None = None
 
@@ -290,7 +292,9 @@ class Audit:
         """
         if self.violations or (self.real_pair and self.real_pair.wrong):
             return "violation"
-        unclear = bool(self.internal or self.doubtful or self.interrupted or self.unsettled or self.vacuous or self.silent)
+        unclear = bool(
+            self.internal or self.doubtful or self.interrupted or self.unsettled or self.vacuous or self.silent
+        )
         unclear |= self.evidence is not None and self.evidence.verdict == "inconclusive"
         return merge(
             [*["inconclusive"] * unclear, *(status for status in self.tally.statuses if status != "violation")]

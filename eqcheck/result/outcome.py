@@ -55,8 +55,9 @@ class Outcome:
     why. ``explanation`` is what judging alone shows; a lane may know more when it has looked into a failing case.
     ``coverage`` names what the case exercised, ``observed`` what the decoder itself counted, ``losses`` what the draft
     side lost where the output is right, ``luck`` the fingerprint and the place of a wrong context where the output is
-    right all the same. ``tied`` are the tokens that rounding decided, ``slots`` those of its caches that the target was
-    handed in all its calls, and those of them that a query saw. ``drawn`` is False for a case of the corpus,
+    right all the same. ``traits`` are what is known of the case before it is decoded, in the order of `TRAITS` of
+    `eqcheck.result.conditions`. ``tied`` are the tokens that rounding decided, ``slots`` those of its caches that the
+    target was handed in all its calls, and those of them that a query saw. ``drawn`` is False for a case of the corpus,
     ``minimal`` is True where nothing smaller fails like it.
 
     ``internal`` is set where eqcheck itself failed: the case is not judged then, and its status is `UNJUDGED`.
@@ -80,6 +81,7 @@ class Outcome:
     slots: tuple[int, int] = (0, 0)
     luck: tuple[str, str] = ("", "")
     internal: InternalError | None = None
+    traits: tuple[int | str, ...] = ()
     drawn: bool = True
     minimal: bool = field(default=False, compare=False)
     seconds: float = field(default=0.0, compare=False)

@@ -59,6 +59,22 @@ class Alike:
     axes: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True)
+class Placed:
+    """A drawn case that was not declined: ``symptom`` is empty for a right one, ``traits`` are values of `TRAITS`.
+
+    `TRAITS` is of `eqcheck.result.conditions`.
+    """
+
+    claimed: bool
+    symptom: str
+    traits: tuple[int | str, ...]
+
+
+_PLACED = 2000
+"""Cases whose traits are kept: the first drawn ones, so that it does not depend on how they end which are kept."""
+
+
 @dataclass
 class Tally:
     """Counts of drawn cases; all but ``alike`` and ``tested`` are of those within the claim that it did not decline.
@@ -67,7 +83,8 @@ class Tally:
     what cases held, ``lucky`` counts cases that are right though a context was wrong, ``served`` the cases of engines
     by checkpoint, drafter, verdict, and why one was declined or crashed, ``fingerprints`` are those seen, also in the
     ``replayed`` cases of the corpus; ``failing`` of them fail.
-    ``tested`` counts the cases that test each thing a decoder may claim, declined ones as well.
+    ``tested`` counts the cases that test each thing a decoder may claim, declined ones as well. ``placed`` are the
+    first drawn cases with all their traits.
     ``near_ties`` are the first of the ``ties``, ``pairs`` counts the cases of engines by two counters of `PAIRED`.
 
     >>> one = Tally(Counter({Alike(True, "rotary", "equivalent"): 2}), exact=2.0)
@@ -92,13 +109,19 @@ class Tally:
     failing: int = 0
     near_ties: tuple[NearTie, ...] = ()
     tested: Counter[Claim] = field(default_factory=Counter)
+    placed: tuple[Placed, ...] = ()
 
     @classmethod
     def of(cls, drawn: Iterable[Outcome], replayed: Iterable[Outcome], claims: Callable[[Any], bool]) -> Tally:
         """The counts of the outcomes of an audit; ``claims`` says whether a case is within the decoder's claim."""
         tally = cls()
+        placed: list[Placed] = []
         for outcome in drawn:
-            tally._count(outcome, claims(outcome.case))
+            claimed = claims(outcome.case)
+            tally._count(outcome, claimed)
+            if outcome.traits and not outcome.declined and len(placed) < _PLACED:
+                placed.append(Placed(claimed, outcome.symptom if outcome.failed else "", outcome.traits))
+        tally.placed = tuple(placed)
         for outcome in replayed:
             tally.replayed += 1
             tally.failing += outcome.failed
@@ -136,11 +159,12 @@ class Tally:
             self.reached = _largest(self.reached, case.sizes)
 
     def __add__(self, other: Tally) -> Tally:
-        names = [one.name for one in fields(self) if one.name not in ("reached", "fingerprints", "near_ties")]
+        names = [one.name for one in fields(self) if one.name not in ("reached", "fingerprints", "near_ties", "placed")]
         sums: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in names}
         reached, seen = _largest(self.reached, other.reached), self.fingerprints | other.fingerprints
         near = (self.near_ties + other.near_ties)[:_TOLD]
-        return Tally(**sums, reached=reached, fingerprints=seen, near_ties=near)
+        placed = (self.placed + other.placed)[:_PLACED]
+        return Tally(**sums, reached=reached, fingerprints=seen, near_ties=near, placed=placed)
 
     @property
     def drawn(self) -> int:

@@ -60,21 +60,49 @@ class Excluded:
         """The same in words.
 
         >>> Excluded("std", "draft", 1 / 30, "draft:0.1", 5000).sentence
-        'std: 5000 sampled tokens would have shown 1 token in 30, or more, drawn from the draft.'
+        'std: 5,000 sampled tokens would have shown 1 token in 30, or more, drawn from the draft.'
         >>> Excluded("", _WARMER, None, "", 50).sentence
         'all regimes: 50 sampled tokens would have shown no temperature higher than asked for.'
         """
-        where = f"{self.regime or 'all regimes'}: {self.tokens} sampled tokens would have shown"
+        return f"{self._where} {self.amount}{' ' * (self.law in _MIXED)}{self._expects}."
+
+    @property
+    def amount(self) -> str:
+        """Return how much of the fault would have been seen, without what the fault is where tokens are drawn wrongly."""
         if self.law in _MIXED:
-            which = _alternatives(self.law)[0].expects
             if self.size is None:
-                return f"{where} no share of tokens {which}."
-            share = "all tokens" if self.size == 1 else f"1 token in {round(1 / self.size)}, or more,"
-            return f"{where} {share} {which}."
+                return "no share of tokens"
+            return "all tokens" if self.size == 1 else f"1 token in {round(1 / self.size)}, or more,"
         way = "higher" if self.law == _WARMER else "lower"
         if self.size is None:
-            return f"{where} no temperature {way} than asked for."
-        return f"{where} a temperature {way} than asked for by {self.size:.0%} or more."
+            return f"no temperature {way} than asked for"
+        return f"a temperature {way} than asked for by {self.size:.0%} or more"
+
+    @property
+    def _where(self) -> str:
+        return f"{self.regime or 'all regimes'}: {self.tokens:,} sampled tokens would have shown"
+
+    @property
+    def _expects(self) -> str:
+        return _alternatives(self.law)[0].expects if self.law in _MIXED else ""
+
+
+def together(excluded: Sequence[Excluded]) -> list[str]:
+    """Say what is excluded, a sentence for each regime; faults of which as much would have been seen are told together.
+
+    >>> size = 1 / 30
+    >>> together([Excluded("std", "draft", size, "", 50), Excluded("std", "argmax", size, "", 50)])
+    ["std: 50 sampled tokens would have shown 1 token in 30, or more, drawn from the draft or that are the target's \
+most likely ones."]
+    """
+    regimes: dict[str, dict[str, list[str]]] = {}
+    for one in excluded:
+        regimes.setdefault(one._where, {}).setdefault(one.amount, []).append(one._expects)
+    said = {
+        where: [f"{amount} {' or '.join(laws)}".strip() for amount, laws in amounts.items()]
+        for where, amounts in regimes.items()
+    }
+    return [f"{where} {'; '.join(clauses)}." for where, clauses in said.items()]
 
 
 class Exclusion:
@@ -111,7 +139,7 @@ class Exclusion:
     def sentences(self, *, drafts: bool = True) -> tuple[str, ...]:
         """The excluded faults in words, of all tokens first, then by regime; those of drafts only with ``drafts``."""
         found = [one for one in self.excluded() if one.size is not None and (drafts or one.law not in _OF_DRAFTS)]
-        return tuple(one.sentence for one in sorted(found, key=lambda one: one.regime))
+        return tuple(together(sorted(found, key=lambda one: one.regime)))
 
     def excluded(self) -> list[Excluded]:
         """Return for every regime, and for all together, how much of each fault is excluded."""

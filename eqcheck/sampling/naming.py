@@ -28,6 +28,7 @@ import numpy as np
 
 from eqcheck.sampling.fit import misfit
 from eqcheck.sampling.laws import ERRORS, ROUNDS, SamplerLaws, in_words, right_samplers, wrong_samplers
+from eqcheck.sampling.repeats import Repeated, repeated
 from eqcheck.sampling.rounds import PARTS, PartLaws, Read, together
 from eqcheck.sampling.row import SampledRow
 from eqcheck.sampling.wealth import VIOLATION
@@ -54,12 +55,14 @@ WITHIN_THE_LAW = (
 class Named(NamedTuple):
     """The best fit: the kind, the error in words, and by which factor (its logarithm) it beats what is right.
 
-    The words are empty where several errors of the kind fit about as well.
+    The words are empty where several errors of the kind fit about as well. ``again`` are the random numbers that are
+    used again, and when.
     """
 
     kind: str
     words: str
     log_factor: float
+    again: tuple[Repeated, ...] = ()
 
 
 class SamplerEvidence(Protocol):
@@ -81,6 +84,9 @@ class SamplerEvidence(Protocol):
 
     def of_a_part(self, factor: float) -> Named | None:
         """The part that is wrong where no wrong sampler explains all; they beat right ones by a factor."""
+
+    def repeats(self) -> list[Repeated]:
+        """The random numbers that a row uses again, in the same round or in the next, as far as rounds are known."""
 
 
 def named(evidence: SamplerEvidence) -> Named | None:
@@ -128,7 +134,8 @@ class KnownRounds:
     hedge = ""
 
     def __init__(self, reads: Iterable[Read]) -> None:
-        self.reads = list(together(reads))
+        self.rows = list(reads)
+        self.reads = list(together(self.rows))
 
     def likelihoods(self) -> list[tuple[float, SamplerLaws]]:
         samplers = (*right_samplers(), *wrong_samplers(ROUNDS, right_samplers()))
@@ -153,6 +160,9 @@ class KnownRounds:
 
     def rivals(self, kind: str) -> float:
         return -math.inf
+
+    def repeats(self) -> list[Repeated]:
+        return repeated(self.rows, NAMED)
 
     def of_a_part(self, factor: float) -> Named | None:
         """The part that is wrong where a right sampler explains all others, and no wrong one explains all."""

@@ -17,6 +17,7 @@ import numpy as np
 from eqcheck.sampling.fit import misfit_of_laws
 from eqcheck.sampling.laws import MATCH, REJECTION, TOKENS, PartLaw, SamplerLaws, Verification, wrong_samplers
 from eqcheck.sampling.naming import QUIET, Named
+from eqcheck.sampling.repeats import Repeated
 from eqcheck.sampling.reuse import normal
 from eqcheck.sampling.rounds import accepting, drawn, likeliest
 from eqcheck.sampling.row import Floats, Ints
@@ -232,6 +233,9 @@ class Tokens:
 
     def of_a_part(self, factor: float) -> Named | None:
         return None
+
+    def repeats(self) -> list[Repeated]:
+        return []
 
     def refutes(self, sampler: SamplerLaws) -> bool:
         return self._misfit(sampler) >= math.log(QUIET)

@@ -20,6 +20,8 @@ from itertools import islice
 from queue import SimpleQueue
 from typing import Any
 
+from eqcheck.case.record import Case
+from eqcheck.case.sampling import Sampled
 from eqcheck.contract.decoders import Decoder, Generate, Request, hook
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.limits import CASE_TIMEOUT
@@ -121,6 +123,10 @@ class Worker:
             outcome = answer if isinstance(answer, Outcome) else self.judge(case, answer)
         except Exception as error:
             outcome = unjudged(internal_error("judge", error, case), case)
+        e = outcome.explanation
+        if e and e.component == "crash" and e.given is None and isinstance(case, Case | Sampled):
+            # No row is at fault: the case itself is what there is to show.
+            outcome = replace(outcome, explanation=replace(e, given=case.given(0)))
         return replace(outcome, history=decoded.history)
 
 

@@ -98,6 +98,7 @@ def explained(outcome: Outcome, wealth: Wealth, cause: Named | None, impossible:
     kind = cause.kind if cause else IMPOSSIBLE if impossible else "stray-law"
     facts: dict[str, int | str] = {"evidence": evidence, "tokens": wealth.tokens, "bet": best[0][0].name}
     facts |= {"likelier": f"1e{cause.log_factor / math.log(10):.0f}"} if cause else {}
+    facts |= {"again": " ".join(f"{one.numbers}:{one.when}" for one in cause.again)} if cause and cause.again else {}
     explanation = replace(first or Explanation("sampling", kind), kind=kind, facts=facts).saying(*clauses)
     return replace(outcome, status="violation", explanation=explanation)
 

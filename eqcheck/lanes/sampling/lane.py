@@ -129,6 +129,17 @@ class SampledLane(Lane):
                 return
             yield case
 
+    def goes_on(self, drawn: int) -> bool:
+        """Return whether the evidence is near its limit, and the number of cases was left to eqcheck.
+
+        A wrong law that took so many tokens to get there crosses the limit with a few times as many; a right one seldom
+        gets there. Where time ends the audit, `enough` goes on.
+        """
+        options, wealth = self.options, self.gathered.wealth
+        self._count()
+        more = options.usual and wealth.tokens < TOKENS and drawn < LONGER * (options.cases or 0)
+        return more and bool(wealth.tokens) and wealth.verdict() == "inconclusive"
+
     def enough(self) -> bool:
         """Return whether there are tokens enough, for a violation with a name or for none.
 

@@ -15,15 +15,17 @@ from eqcheck.contract.decoders import RowOptions
 from eqcheck.lanes.sampling.evidence import rows_of
 from eqcheck.lanes.sampling.judge import SampledOutcome
 from eqcheck.lanes.sampling.laws import law_of, variants
-from eqcheck.sampling.bets import Bet, bets
+from eqcheck.sampling.bets import PAIRS, Bet, bets
 from eqcheck.sampling.laws import OPTIONS
 from eqcheck.sampling.naming import NAMED, WITHIN_THE_LAW, Named, SamplerEvidence, argmax, named
 from eqcheck.sampling.pairs import pair_bets, shared
+from eqcheck.sampling.repeats import in_words
 from eqcheck.sampling.row import Floats, Ints, SampledRow
 from eqcheck.sampling.tokens import Seen, Tokens
 from eqcheck.sampling.wealth import BETS
 
 MOST = 3000  # tokens that are looked at
+_UNSURE = {bet.cause for bet in PAIRS if bet.kind == "reused-noise"}  # which numbers are used again
 _LIKELIEST = 24  # draft tokens behind which the target is asked
 
 
@@ -32,9 +34,11 @@ def cause(
 ) -> Named | None:
     """The wrong part, or None where nothing leads clearly. ``best`` are the bets on these rows, the greatest first."""
     rows = [list(case) for case in cases]
-    found = argmax(row for case in rows for row in case) or _cause(rows, best, evidence)
+    seen = argmax(row for case in rows for row in case) or _cause(rows, best, evidence)
+    if seen and seen.words in _UNSURE and (again := evidence.repeats()):
+        seen = seen._replace(words=in_words(again), again=tuple(again))
     impossible = any(row.impossible for case in rows for row in case)
-    return None if found and impossible and found.kind in WITHIN_THE_LAW else found
+    return None if seen and impossible and seen.kind in WITHIN_THE_LAW else seen
 
 
 def _cause(rows: list[list[SampledRow]], best: Sequence[tuple[Bet, float]], evidence: SamplerEvidence) -> Named | None:

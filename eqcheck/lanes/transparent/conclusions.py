@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import exp
 
+from eqcheck.attribution.bookkeeping import Ending, endings
 from eqcheck.attribution.losses import all_warnings, lost, settled
 from eqcheck.contract.decoders import CACHE_STATES
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.family import FAMILY
+from eqcheck.explanation.conditions import ENDS, Restriction, ended_by, in_words
 from eqcheck.explanation.records import many
 from eqcheck.lanes.about import TRANSPARENT, in_axis
 from eqcheck.lanes.transparent.coverage import vacuous
 from eqcheck.result import declining
+from eqcheck.result.conditions import BY_CHANCE, conditions
 from eqcheck.result.findings import ENOUGH_TO_CALL_STALE, Audit, Finding
-from eqcheck.result.tally import Alike, log_comb
+from eqcheck.result.tally import Alike, gathered_by_chance
 
 _ENOUGH = 5  # failing cases that all show what may be chance in one
-_BY_CHANCE = 0.001
+_NEARLY_ALL = 0.9  # of the failing cases
 Places = Counter[tuple[str, str]]  # of so many cases, by axis and value
 
 
@@ -64,8 +66,14 @@ def _with_axes(result: Audit, finding: Finding) -> Finding:
         {(axis, value): failed for axis, values in finding.axes.items() for value, (failed, _) in values.items()}
     ) or places(lambda one: bool(one.symptom) and one.symptom in finding.seen)
     crashing = places(lambda one: one.symptom.startswith("crash/") and one.symptom not in finding.seen)
+    placed = [one for one in result.tally.placed if one.claimed == claimed]
+    restrictions = conditions(
+        [one for one in placed if one.symptom and one.symptom in finding.seen],
+        [one for one in placed if not one.symptom],
+        finding.outcome.traits,
+    )
     hidden = _cases(run) - _cases(right) - _cases(failing)
-    only = (*lying(failing, right, hidden, crashing, finding.case.axes), *_with_others(result, finding))
+    only = (*told(restrictions, failing, right, hidden, crashing), *_ends(result, finding))
     return replace(finding, axes=table(failing, run), only=only)
 
 
@@ -82,40 +90,21 @@ def table(failing: Places, run: Places) -> dict[str, dict[str, list[int]]]:
     return counts
 
 
-def lying(
-    failing: Places,
-    right: Places,
-    hidden: int = 0,
-    crashing: Places | None = None,
-    smallest: Mapping[str, str] | None = None,
+def told(
+    restrictions: Sequence[Restriction], failing: Places, right: Places, hidden: int = 0, crashing: Places | None = None
 ) -> list[str]:
-    """On which side of an axis all failing cases lie, where the other side cannot have been spared by chance.
+    """The conditions that were found, in words, and what cannot be said of others.
 
-    The ``smallest`` failing case was not drawn, and may lie where each drawn one was spared: nothing is said then.
-    ``right`` are the cases that do not fail; ``hidden`` others fail otherwise, which may hide this failure. Each value
-    spared is held against those hit alone: that any of the axis is spared by chance has a probability below 1 in 1000.
-    Of values on which each case is among the ``crashing`` ones nothing is known, which is said.
+    ``right`` are the cases that do not fail; ``hidden`` others fail otherwise, which may hide this failure. Of values
+    on which each case is among the ``crashing`` ones nothing is known.
     """
-    said, crashing = [], crashing or Counter()
-    failed, total = _cases(failing), _cases(failing) + _cases(right)
-    beside = f"; {many(hidden, 'case')} of another failure not counted" if hidden else ""
-    for axis, values in table(failing, failing + right).items():
-        spared = {value: of for value, (failed_there, of) in values.items() if not failed_there}
-        while spared:
-            left = total - sum(spared.values())
-            least = min(spared, key=spared.__getitem__)  # it is the likeliest to be spared by chance
-            chance = exp(log_comb(left, failed) - log_comb(left + spared[least], failed))
-            if chance * len(values) < _BY_CHANCE:
-                break
-            del spared[least]
-        hit = [value for value, (failed_there, _) in values.items() if failed_there]
-        if spared and hit and (smallest or {}).get(axis) not in spared:
-            sides = [f"only with {in_axis(axis, *hit)} ({failed} of {sum(values[value][1] for value in hit)} cases)"]
-            sides += [f"never with {in_axis(axis, value)} (0 of {of})" for value, of in spared.items()]
-            unsure = {value: of for value, (_, of) in values.items() if value not in (*hit, *spared)}
-            sides += [f"with {in_axis(axis, value)} 0 of {of}, which may be chance" for value, of in unsure.items()]
-            said.append(", ".join(sides) + beside)
+    crashing = crashing or Counter()
+    said = [*map(in_words, restrictions)]
+    said[-1:] = [
+        f"{last}; {many(hidden, 'case')} of another failure not counted" if hidden else last for last in said[-1:]
+    ]
     if crashed := _cases(crashing):
+        failed, total = _cases(failing), _cases(failing) + _cases(right)
         dark = [place for place in sorted(crashing) if not (failing[place] or right[place])]
         here = f"{many(crashing[dark[0]], 'case')} {_crash(crashing[dark[0]])}" if len(dark) == 1 else "cases crash"
         said += [f"not known for {', '.join(in_axis(*place) for place in dark)}, where {here}"] if dark else []
@@ -129,9 +118,10 @@ def _crash(count: int) -> str:
     return "crashes" if count == 1 else "crash"
 
 
-def _with_others(result: Audit, finding: Finding) -> list[str]:
-    """Return whether rows end early in every round in which another row ends, and in no other round,
-    as far as was seen.
+def _ends(result: Audit, finding: Finding) -> list[str]:
+    """Return what ends the rows that end too early, as far as was seen: one thing in all failing cases, or several.
+
+    A thing is told where so many failing cases have it that chance has not gathered them there.
     """
     claimed = result.claims(finding.case)
     drawn = [one for one in result.outcomes if result.claims(one.case) == claimed and not one.declined]
@@ -139,6 +129,46 @@ def _with_others(result: Audit, finding: Finding) -> list[str]:
     right = [one.coverage for one in drawn if not one.failed]
     if finding.fingerprint != "bookkeeping/premature-stop" or len(failing) < _ENOUGH:
         return []
+    if always := _with_others(failing, right):
+        return always
+    left, ends = failing, list[tuple[str, int]]()
+    at_limit = [facts for facts in failing if _missing(facts) == 1]
+    last = [*at_limit, *(facts for facts in failing if facts.get("statement") == "eos-missing")]
+    if len(at_limit) >= _ENOUGH and len(last) >= _NEARLY_ALL * len(failing):
+        # The last token is cut off whatever it is: one fault, which an EOS and a limit would tell as two.
+        return [ended_by([("last-token", len(last))], 0, len(failing))]
+    while left and len(ends) < len(ENDS):
+        counts = Counter(end for facts in left for end in endings(facts))
+        end, count = max(counts.items(), key=lambda pair: pair[1], default=(None, 0))
+        if end is None or count < _ENOUGH or not _beyond_chance(end, left, right):
+            break
+        ends.append((end, count))
+        left = [facts for facts in left if end not in endings(facts)]
+    return [ended_by(ends, len(left), len(failing))] if ends else []
+
+
+def _missing(facts: Mapping[str, int | str]) -> int:
+    """Return how many tokens of a row are missing at its end; 0 where only its EOS is, or that is not told."""
+    return int(facts.get("expected_tokens", 0)) - int(facts.get("emitted", 0))
+
+
+def _beyond_chance(end: Ending, failing: Sequence[Mapping[str, int | str]], right: Sequence[frozenset[str]]) -> bool:
+    """Return whether more of the failing cases may end by this than right ones, in which it would do no harm."""
+    having = [facts for facts in failing if end in endings(facts)]
+    if end == "own-eos":  # that exactly the EOS is missing takes more than a case with an EOS
+        return True
+    if end == "limit":  # each case has one: only the same miscount for several limits is more than a limit
+        short, limits = {facts["short"] for facts in having}, {facts["limit"] for facts in having}
+        return len(short) == 1 and len(limits) > 1
+    counters = {"prompt-eos": {"eos_in_prompt"}, "another-row": {"eos_before_others", "limit_before_others"}}[end]
+    spared, total = sum(bool(counters & seen) for seen in right), len(failing) + len(right)
+    return gathered_by_chance(len(having), len(having) + spared, len(failing), total) < BY_CHANCE
+
+
+def _with_others(failing: Sequence[Mapping[str, int | str]], right: Sequence[frozenset[str]]) -> list[str]:
+    """Return whether rows end early in every round in which another row ends, and in no other round,
+    as far as was seen.
+    """
     for does, of_failing, of_right in (
         ("reached an EOS", {"eos_rows"}, {"eos_before_others"}),
         ("reached max_new_tokens", {"limit_rows"}, {"limit_before_others"}),

@@ -20,6 +20,7 @@ from eqcheck.decoding.schedule import Schedule, ScriptedRound
 from eqcheck.explanation.notice import VACUOUS, Notice
 from eqcheck.hashlm.trace import TARGET
 from eqcheck.lanes.about import TRANSPARENT
+from eqcheck.result.conditions import TRAITS
 from eqcheck.result.declining import lacking, unseen
 
 ESSENTIAL = (
@@ -73,6 +74,33 @@ def _of_case(case: Case, truth: Truth) -> dict[str, bool]:
         "different_trees": len(set(case.tree)) > 1,
         **{f"row_past_{size}": longest > size for size in _SIZES[1:]},
     }
+
+
+def traits(case: Case, truth: Truth) -> tuple[int | str, ...]:
+    """Return what may be the condition of a fault, in the order of `TRAITS`; it depends on no decoder."""
+    lengths = [len(prompt) for prompt in case.prompts]
+    new = [len(row) for row in truth.rows]
+    known: dict[str, int | str] = {
+        **_of_case(case, truth),
+        "family": case.family,
+        "padding_side": case.padding_side,
+        "cache_state": case.cache_state,
+        "rows": len(lengths),
+        "num_draft_tokens": case.num_draft_tokens,
+        "max_new_tokens": case.max_new_tokens,
+        "eos_ids": len(case.eos_token_ids),
+        "longest_prompt": max(lengths),
+        "shortest_prompt": min(lengths),
+        "longest_row": max(map(sum, zip(lengths, new, strict=True))),
+        "new_tokens": max(new),
+        "ended_by_eos": any(row[-1] in case.eos_token_ids for row in truth.rows),
+        "to_cancel": any(case.cancel_after),
+        "logprobs": case.logprobs,
+        "all_new_tokens": sum(new),
+        "all_tokens": sum(lengths) + sum(new),
+    }
+    values = [known[name] for name in TRAITS]
+    return tuple(value if isinstance(value, str) else int(value) for value in values)
 
 
 def _alike(prompts: Sequence[tuple[int, ...]]) -> str:

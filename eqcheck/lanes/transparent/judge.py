@@ -16,7 +16,7 @@ from eqcheck.decoding.harness import run
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Explanation
 from eqcheck.hashlm.trace import TARGET
-from eqcheck.lanes.transparent.coverage import exercised
+from eqcheck.lanes.transparent.coverage import exercised, traits
 from eqcheck.oracle.check import judge
 from eqcheck.result.outcome import Outcome
 
@@ -64,6 +64,7 @@ def try_case(generate: Generate, case: Case, timeout: float | None, *, opinion: 
         tied=done.ties,
         luck=luck_of(done) if verdict else ("", ""),
         slots=slots(done) if verdict else (0, 0),
+        traits=traits(case, done.truth),
         seconds=time.monotonic() - start,
         story=story_of(done, explanation) if opinion and explanation is not None else None,
     )

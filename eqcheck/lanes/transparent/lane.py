@@ -12,12 +12,14 @@ from typing import Any
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import POISONED, Decoder
 from eqcheck.contract.family import FAMILY, claimed_by
+from eqcheck.decoding.harness import truth_of
 from eqcheck.drawing.cases import DRAWN_OPTIONS, fits
 from eqcheck.explanation.notice import INCONCLUSIVE, Notice
 from eqcheck.explanation.statements import unrepeated
 from eqcheck.lanes.lane import Lane
 from eqcheck.lanes.transparent.conclusions import conclusions as of_counts
 from eqcheck.lanes.transparent.conclusions import with_axes
+from eqcheck.lanes.transparent.coverage import traits
 from eqcheck.lanes.transparent.judge import try_calls, try_case
 from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.lanes.transparent.sequences import Fresh, SequenceSearch, verdict
@@ -125,7 +127,13 @@ class TransparentLane(Lane):
         assert shown.explanation is not None
         read = failing if shown.case == failing.case else shown  # what replays compare with: as it was read
         finding = self.unsettled(
-            replace(outcome, case=shown.case, explanation=shown.explanation, traceback=shown.traceback)
+            replace(
+                outcome,
+                case=shown.case,
+                explanation=shown.explanation,
+                traceback=shown.traceback,
+                traits=traits(shown.case, truth_of(shown.case)),
+            )
         )
         finding = replace(finding, outcome=replace(finding.outcome, explanation=read.explanation), minimised=minimal)
         finding = replace(finding, story=shown.story)
@@ -166,6 +174,8 @@ class TransparentLane(Lane):
 
     def conclude(self) -> None:
         result = self.result
+        result.outcomes[:] = map(_with_traits, result.outcomes)
+        result.findings = [replace(one, outcome=_with_traits(one.outcome)) for one in result.findings]
         if result.options.memory and not result.interrupted:
             self._measure_memory()
         result.warnings += [self._in_doubt(finding) for finding in result.doubtful]
@@ -200,6 +210,13 @@ class TransparentLane(Lane):
         return Notice(f"{finding.fingerprint} (case {case}) is not counted: {why}", INCONCLUSIVE)
 
     conclusions = staticmethod(of_counts)
+
+
+def _with_traits(outcome: Outcome) -> Outcome:
+    """The outcome with its traits, which the worker that was lost in the case did not hand over."""
+    if outcome.traits or outcome.declined:
+        return outcome
+    return replace(outcome, traits=traits(outcome.case, truth_of(outcome.case)))
 
 
 def _not_taken(decoder: Decoder, case: Case) -> str:
