@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from eqcheck.attribution.choices import recognised
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.repair import repair
 from eqcheck.case.record import Case
@@ -64,6 +65,9 @@ def second_opinion(
     shown, counts = permutation(generate, explanation, variants, timeout)
     said = replace(explanation, repair=opinion, permuted=counts)
     if explanation.component != "unattributed" and asserted(explanation, opinion, shown):
+        if explanation.facts.get("statement") == "neither":
+            known = recognised(generate, run, explanation, variants, timeout)
+            said = said if known is None else replace(said, **known._asdict())
         return replace(said, repair_confirms=bearing(explanation, opinion) == "confirms")
     if explanation.component == "unattributed":
         detail = f"{explanation.detail}; {opinion}"
@@ -137,7 +141,8 @@ def mechanism(explanation: Explanation) -> Mechanism:
     ids drafts are accepted in other places, and then the same fault shows elsewhere first.
     """
     wrong = frozenset((deviation.kind, deviation.source) for deviation in explanation.deviations)
-    source = str(explanation.facts.get("statement")) if explanation.kind == "wrong-correction" else None
+    told = {"wrong-correction": "statement", "wrong-token-fed": "also"}.get(explanation.kind)
+    source = str(explanation.facts.get(told)) if told else None
     return explanation.fingerprint, wrong, source and source.removesuffix("-of-another")
 
 

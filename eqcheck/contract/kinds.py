@@ -147,6 +147,7 @@ _RECORDS = (
     Kind("bookkeeping", "unverified", "draft tokens are returned without verification"),
     Kind("bookkeeping", "wrong-correction", "a returned token is not the target's prediction"),
     Kind("bookkeeping", "unfinished-prompt", "decoding starts before the prompt is prefilled"),
+    Kind("bookkeeping", "wrong-token-fed", "the target is fed another token than the row's newest"),
     Kind("bookkeeping", "lost-token", "a token is missing from the output"),
     Kind("bookkeeping", "repeated-token", "a token is returned twice"),
     Kind("bookkeeping", "past-eos", "tokens after the EOS"),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.records import Deviation, Explanation, Search, many
 
-# Numbers take their noun from the format: ``{tokens:token}`` is "1 token" or "2 tokens".
+# Numbers take their noun from the format: ``{tokens:token}`` is "1 token" or "2 tokens"; ``{nth:th}`` is "2nd".
 STATEMENTS = {
     # rows that end wrongly, or are not their own
     "eos-missing": "only the EOS that ends the row is missing",
@@ -97,6 +97,26 @@ STATEMENTS = {
     "unfinished": "the prompt was not completely prefilled: when call {call} made this prediction, positions "
     "0..{last} of 0..{end} had been fed; the returned token is its prediction after position {position}",
     "neither": "the returned token is neither the draft token nor the target's prediction there",
+    "lower-choice": "the returned token is the target's {nth:th} choice there, in column {column} of batch row "
+    "{batch_row}, and not its first",
+    "choice-of-column": "the returned token is the target's {nth:th} choice in column {column} of the same call and "
+    "batch row; the correct prediction is its first choice in column {right_column}",
+    "choice-of-other-row": "the returned token is the target's {nth:th} choice in column {column} of batch row "
+    "{other_row} of the same call; the correct prediction is its first choice in column {right_column} of batch row "
+    "{batch_row}",
+    "prediction-of-column": "the returned token is the target's prediction in column {column} of the same call and "
+    "batch row; the correct prediction is in column {right_column}",
+    "prediction-of-other-row": "the returned token is the target's prediction in column {column} of batch row "
+    "{other_row} of the same call; the correct prediction is in column {right_column} of batch row {batch_row}",
+    # another token than the row's newest one is fed
+    "fed-before": "call {call} feeds token {fed}, the token before it, in its place, at position {position} of the row",
+    "fed-pad": "call {call} feeds the pad id ({fed}) in its place, at position {position} of the row",
+    "fed-drafted": "call {call} feeds the draft's proposal, token {fed}, in its place, at position {position} of the "
+    "row",
+    "fed-other": "call {call} feeds token {fed} in its place, at position {position} of the row",
+    "newest-unfed": "new token {before}, token {unfed}, was not fed up to call {call}",
+    "prompt-unfed": "the last token of the prompt, token {unfed}, was not fed up to call {call}",
+    "answer-to-it": "the returned token is the target's prediction there",
     "window-alone": "only layers with a window are wrong here; the other layers attend to exactly the row",
     "convolution-alone": "only the inputs of the convolution are wrong here; the recurrent state contains exactly the "
     "row",
@@ -130,6 +150,9 @@ STATEMENTS = {
 
 class _Number(int):
     def __format__(self, noun: str) -> str:
+        if noun == "th":
+            ending = "th" if self % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(self % 10, "th")
+            return f"{int(self)}{ending}"
         return many(self, noun) if noun else str(int(self))
 
 

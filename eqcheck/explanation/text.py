@@ -364,7 +364,8 @@ def _confirmed(e: Explanation) -> Part | None:
         lines.append(f"The repair could not be tried ({e.repair.failed}).")
     elif e.repair is not None and e.component == "bookkeeping" and (e.repair.restores or e.repair.mends):
         # A repair changes other predictions as well, and a wrong choice among them may be right.
-        lines.append(f"{sentence(str(e.repair))[:-1]}, which proves nothing where tokens are chosen wrongly.")
+        wrongly = "fed" if e.kind == "wrong-token-fed" else "chosen"
+        lines.append(f"{sentence(str(e.repair))[:-1]}, which proves nothing where tokens are {wrongly} wrongly.")
     same, other, none = e.permuted
     if tried := same + other + none:
         copies = f"{same} of {tried} copies of the case with other tokens fail in the same way"
