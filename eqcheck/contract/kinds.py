@@ -149,6 +149,7 @@ _RECORDS = (
     Kind("bookkeeping", "unfinished-prompt", "decoding starts before the prompt is prefilled"),
     Kind("bookkeeping", "wrong-token-fed", "the target is fed another token than the row's newest"),
     Kind("bookkeeping", "lost-token", "a token is missing from the output"),
+    Kind("bookkeeping", "changed-token", "a returned token differs from the one that the decoder went on with"),
     Kind("bookkeeping", "repeated-token", "a token is returned twice"),
     Kind("bookkeeping", "past-eos", "tokens after the EOS"),
     Kind("bookkeeping", "premature-stop", "the row stops too early"),

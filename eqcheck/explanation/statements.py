@@ -108,6 +108,11 @@ STATEMENTS = {
     "batch row; the correct prediction is in column {right_column}",
     "prediction-of-other-row": "the returned token is the target's prediction in column {column} of batch row "
     "{other_row} of the same call; the correct prediction is in column {right_column} of batch row {batch_row}",
+    # a sampled row that is not the one in the cache
+    "cache-differs": "the cache holds token {cached} at position {position} of the row, which call {verified} verified "
+    "and call {call} goes on from; the returned row has token {returned} there, which was never fed in that place",
+    "equals-next": "the returned token equals new token {behind}, which comes after it",
+    "changed-after": "so one of the two was changed after the token was accepted",
     # another token than the row's newest one is fed
     "fed-before": "call {call} feeds token {fed}, the token before it, in its place, at position {position} of the row",
     "fed-pad": "call {call} feeds the pad id ({fed}) in its place, at position {position} of the row",

@@ -58,7 +58,7 @@ class TransparentTarget(SampledTarget):
         Only there it can be checked by repair.
         """
         read = outcome.explanation
-        if read and read.kind in (IMPOSSIBLE, *PROMISES):
+        if read and read.kind in (IMPOSSIBLE, "changed-token", *PROMISES):
             return smallest(outcome, lane.running.try_case)
         if read is None or read.component in ("crash", "sampling") or read.kind in ENDS:
             return outcome
