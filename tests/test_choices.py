@@ -14,6 +14,7 @@ from eqcheck.attribution.ids import variants
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.case.record import Case
+from eqcheck.contract.completion import Completion
 from eqcheck.contract.decoders import Generate
 from eqcheck.decoding.harness import run
 from eqcheck.explanation.records import Explanation
@@ -24,10 +25,17 @@ Pick = Callable[[torch.Tensor], torch.Tensor]  # of logits [rows, block, vocabul
 TWO = Case(((10,), (20, 21)), 8, 3, ((3, 2, 3), (1, 3, 0)), pad_token_id=127)
 
 
-def engine(pick: Pick) -> Generate:
-    """A left-padded batch; the target's choice in each column is picked from its logits."""
+Tell = Callable[[torch.Tensor, torch.Tensor, int, int], list[float]]
 
-    def generate(target: Any, draft: Any, request: Any) -> list[list[int]]:
+
+def engine(pick: Pick, tell: Tell | None = None) -> Generate:
+    """A left-padded batch; the target's choice in each column is picked from its logits.
+
+    With ``tell``, log-probabilities are returned: those of so many tokens of a row in a round, out of those of the
+    choices ``[rows, block]`` and of the whole vocabulary ``[rows, block, vocabulary]``.
+    """
+
+    def generate(target: Any, draft: Any, request: Any) -> Any:
         rows, k, width = len(request.prompts), request.num_draft_tokens, max(map(len, request.prompts))
         seen = torch.zeros(rows, width, dtype=torch.long)
         ids = torch.full((rows, width), request.pad_token_id)
@@ -45,7 +53,9 @@ def engine(pick: Pick) -> Generate:
             logits = model(fed, attention_mask=shown[which], position_ids=where, past_key_values=caches[which]).logits
             return torch.as_tensor(logits)
 
-        newest = call(0, ids, seen)[:, -1:].argmax(-1)
+        first = call(0, ids, seen)[:, -1:].double().log_softmax(-1)
+        newest = first.argmax(-1)
+        told = first.gather(2, newest[..., None])[..., 0].tolist()
         call(1, ids, seen)
         out: list[list[int]] = newest.tolist()
         while min(map(len, out)) < request.max_new_tokens:
@@ -53,7 +63,8 @@ def engine(pick: Pick) -> Generate:
             for _ in range(k):
                 block = torch.cat([block, call(1, block[:, -1:])[:, -1:].argmax(-1)], 1)
             call(1, block[:, -1:])
-            chosen = pick(call(0, block))
+            laws = call(0, block).double().log_softmax(-1)
+            chosen = pick(laws)
             count = (block[:, 1:] == chosen[:, :-1]).int().cumprod(1).sum(1)
             keep = torch.arange(k + 1) <= count[:, None]
             for which in (0, 1):
@@ -61,7 +72,12 @@ def engine(pick: Pick) -> Generate:
             newest = chosen.gather(1, count[:, None])
             for row, tokens in enumerate(out):
                 tokens += chosen[row, : int(count[row]) + 1].tolist()
-        return [tokens[: request.max_new_tokens] for tokens in out]
+                if tell:
+                    told[row] += tell(laws.gather(2, chosen[..., None])[..., 0], laws, row, int(count[row]) + 1)
+        limit = request.max_new_tokens
+        if tell is None:
+            return [tokens[:limit] for tokens in out]
+        return [Completion(tuple(tokens[:limit]), logprobs=own[:limit]) for tokens, own in zip(out, told, strict=True)]
 
     return generate
 
