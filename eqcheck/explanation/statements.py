@@ -159,11 +159,20 @@ STATEMENTS = {
 }
 
 
+def ordinal(number: int) -> str:
+    """Write an ordinal number.
+
+    >>> ordinal(1), ordinal(2), ordinal(12), ordinal(23)
+    ('1st', '2nd', '12th', '23rd')
+    """
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
 class _Number(int):
     def __format__(self, noun: str) -> str:
         if noun == "th":
-            ending = "th" if self % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(self % 10, "th")
-            return f"{int(self)}{ending}"
+            return ordinal(int(self))
         return many(self, noun) if noun else str(int(self))
 
 
