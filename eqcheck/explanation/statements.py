@@ -55,6 +55,11 @@ STATEMENTS = {
     "of-another-row": "the row is exactly what row {other_row} should be",
     "short-start": "the output starts {tokens:token} too early, with the end of the prompt",
     "as-many-special": "exactly as many tokens of the prompt are equal to {special}",
+    "option-lent": "from new token {since} on, each token of request {lent_to} is the one that the target chooses with "
+    "the {option} of {lent_rows:request}",
+    "option-lent-at-times": "from new token {since} on, each wrong token of request {lent_to} is the one that the "
+    "target chooses with the {option} of {lent_rows:request}; other tokens there are chosen with its own",
+    "lent-alike": "these requests have the same value",
     "left-behind": "with another prompt in {gone:row} this row returns other tokens; it arrived {steps:step} after "
     "their last token",
     # where a wrong token comes from
