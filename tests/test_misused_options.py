@@ -20,9 +20,9 @@ from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import ModelTruth, at_place, row_with
 from eqcheck.contract.decoders import RowOptions
+from eqcheck.explanation.records import Search
 from eqcheck.lanes.checkpoint.changing import CHANGING
 from eqcheck.lanes.checkpoint.drawing import alike
-from eqcheck.explanation.records import Search
 from eqcheck.lanes.checkpoint.explain import evidence, explain
 from eqcheck.lanes.checkpoint.outcome import judged
 from eqcheck.result.outcome import Outcome

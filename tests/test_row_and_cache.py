@@ -21,7 +21,6 @@ from eqcheck.lanes.sampling.transparent import TransparentTarget
 from eqcheck.result.findings import Options
 from eqcheck.truth.law import law
 
-
 Commit = Callable[[list[int], int, list[int], int, bool], None]
 
 
@@ -34,7 +33,8 @@ def right(tokens: list[int], start: int, path: list[int], bonus: int, sampled: b
 def bonus_first(tokens: list[int], start: int, path: list[int], bonus: int, sampled: bool) -> None:
     """The bonus overwrites an accepted node that stands where it goes, before that is gathered."""
     if not sampled:
-        return right(tokens, start, path, bonus, sampled)
+        right(tokens, start, path, bonus, sampled)
+        return
     tokens[start + len(path)] = bonus
     tokens[start : start + len(path)] = [tokens[at] for at in path]
 
@@ -130,7 +130,7 @@ def test_a_cache_that_keeps_another_node_is_no_changed_row() -> None:
 
 
 class TwoFaults(Sampler):
-    """Without caches. The new token at ``odd`` has no probability, and from the one at ``shifted`` on contexts are wrong."""
+    """Without caches. New token ``odd`` has no probability; from new token ``shifted`` on contexts are wrong."""
 
     def __init__(self, odd: int, shifted: int) -> None:
         self.odd, self.shifted = odd, shifted

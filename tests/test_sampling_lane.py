@@ -393,7 +393,7 @@ def test_a_law_without_a_name_has_hints_that_say_something() -> None:
 
 
 def test_the_best_bet_is_no_cause_of_a_law_without_a_name() -> None:
-    """Tokens that always are those of the row before let a bet on earlier random numbers earn most: so may any fault."""
+    """A bet on earlier random numbers earns most where tokens repeat, and whatever is wrong may make them repeat."""
     flat, wealth = np.full((60, 8), 1 / 8), Wealth()
     for regime in ("near", "std"):
         row = SampledRow(np.arange(60) // 20, flat, None, flat, np.zeros(60, bool))

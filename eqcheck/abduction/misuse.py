@@ -141,20 +141,20 @@ class Lent:
 
 
 def lent(evidence: Evidence, row: int, name: str) -> Lent | None:
-    """Whose value of an option chooses every wrong token of a row; None where no single value does."""
+    """The rows whose value of an option chooses every wrong token of a row; None where no single value does."""
     asked, output = evidence.case.rows[row], evidence.outputs[row]
     own, since = getattr(asked.options, name), evidence.first_wrong[row]
     values: dict[object, list[int]] = {}
     for other, beside in enumerate(evidence.case.rows):
         if (value := getattr(beside.options, name)) != own:
             values.setdefault(value, []).append(other)
-    found = []
+    fitting = []
     for value, rows in values.items():
         altered = row_with(asked, **{name: value})
         fits = {n: evidence.chosen(row, n, altered, output[:n]) == output[n] for n in range(since, len(output))}
         if all(fits[n] for n in fits if (row, n) in evidence.surprising):
-            found.append(Lent(tuple(rows), since, all(fits.values())))
-    return found[0] if len(found) == 1 else None
+            fitting.append(Lent(tuple(rows), since, all(fits.values())))
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def _chosen(evidence: Evidence, rows: Sequence[EngineRow | AskedRow], prompted: bool = False) -> Predicted:

@@ -50,8 +50,8 @@ def recognised(
 
     ``variants`` are the case with other ids.
     """
-    found = choices(run, explanation)
-    if not found:
+    matches = choices(run, explanation)
+    if not matches:
         return None
     again: list[set[Choice]] = []
     for variant in variants:
@@ -59,13 +59,13 @@ def recognised(
         other = None if done.outputs is None else Reader(done).explain()
         if other is not None and (there := choices(done, other)) is not None:
             again.append(set(there))
-    counts = Counter(choice for there in again for choice in there if choice in found)
+    counts = Counter(choice for there in again for choice in there if choice in matches)
     least = max(_AGREEING, len(again) - len(again) // (_FOR_ONE_THAT_DIFFERS + 1))
     same = [choice for choice, count in counts.items() if count >= least]
     if not same:
         return None
     best = min(same, key=lambda choice: (-counts[choice], choice.rank, choice.batch_row is not None, choice.from_query))
-    (call, batch_row, right_column), column = found[best]
+    (call, batch_row, right_column), column = matches[best]
     facts = {"call": call, "batch_row": batch_row, "right_column": right_column, "column": column, "nth": best.rank}
     name = "prediction" if best.rank == 1 else "choice"
     if best.batch_row is not None:
@@ -94,15 +94,15 @@ def choices(run: Run, explanation: Explanation) -> dict[Choice, tuple[Write, int
     if query is None:
         return None
     number, own_row, own_column = query
-    call, found = labels.calls[number], dict[Choice, tuple[Write, int]]()
+    call, matches = labels.calls[number], dict[Choice, tuple[Write, int]]()
     for batch_row, ranks in enumerate(_ranks(run, call, token)):
         for column, rank in enumerate(ranks):
             if rank > MOST or (rank == 1 and (batch_row, column) == (own_row, own_column)):
                 continue
             other = None if batch_row == own_row else batch_row
-            found[Choice(rank, other, column, False)] = query, column
-            found[Choice(rank, other, column - own_column, True)] = query, column
-    return found
+            matches[Choice(rank, other, column, False)] = query, column
+            matches[Choice(rank, other, column - own_column, True)] = query, column
+    return matches
 
 
 def _ranks(run: Run, call: Call, token: int) -> list[list[int]]:

@@ -102,9 +102,7 @@ def told_wrongly_of(run: Run) -> Explanation | None:
     if wrong is None or wrong.row is None or wrong.kind != "logprobs":
         return wrong
     number, index = wrong.row, int(wrong.facts["index"])
-    return replace(
-        wrong, token_index=index, observed_row=rows[number], wrong_rows=(number,), given=case.given(number)
-    )
+    return replace(wrong, token_index=index, observed_row=rows[number], wrong_rows=(number,), given=case.given(number))
 
 
 def _reason(told: Completion, options: RowOptions, row: Ids) -> Statement | None:

@@ -46,7 +46,7 @@ def changed(run: Run, labels: Labels, row: int) -> Changed | None:
     outputs = run.outputs or ()
     text, start = (*run.case.prompts[row], *outputs[row]), len(run.case.prompts[row])
     for call in labels.calls.values():
-        for batch_row, column, seen in _whole_rows(call):
+        for seen in _whole_rows(call):
             last = len(seen) - 1
             if not start < last < len(text) or text[last] == text[last - 1]:
                 continue
@@ -59,14 +59,12 @@ def changed(run: Run, labels: Labels, row: int) -> Changed | None:
             if fed or not _verified(run, labels, (*text[:position], held[position]), write):
                 continue
             following = text[position + 1] if position + 1 < len(text) else None
-            return Changed(
-                position - start, position, text[position], held[position], write[0], call.number, following
-            )
+            return Changed(position - start, position, text[position], held[position], write[0], call.number, following)
     return None
 
 
-def _whole_rows(call: Call) -> Iterator[tuple[int, int, list[Write]]]:
-    """The queries of a call that see one entry in each place up to their own, with who wrote each."""
+def _whole_rows(call: Call) -> Iterator[list[Write]]:
+    """The writers of the entries that a query sees, for each query that sees one in each place up to its own."""
     for row in range(len(call.tokens)):
         slots, places = writes(call, row), call.key_places[row]
         for column in range(call.tokens.shape[1]):
@@ -75,7 +73,7 @@ def _whole_rows(call: Call) -> Iterator[tuple[int, int, list[Write]]]:
             own = (call.number, row, column)
             whole = len(order) and np.array_equal(places[order] - places[order[0]], np.arange(len(order)))
             if whole and slots[order[-1]] == own:
-                yield row, column, [slots[slot] for slot in order]
+                yield [slots[slot] for slot in order]
 
 
 def _verified(run: Run, labels: Labels, tokens: tuple[int, ...], write: Write) -> bool:

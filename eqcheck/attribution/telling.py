@@ -28,7 +28,7 @@ from eqcheck.truth.logprobs import EXACT
 _LEAST = 4  # copies of the case with other ids that show the same place; one in six may differ
 
 
-class Place(NamedTuple):
+class Cell(NamedTuple):
     """A column of a batch row of the call that predicted the token: the value is that of the prediction there.
 
     ``own_token``: it is that of the row's own token under the scores of that column.
@@ -47,22 +47,22 @@ def whose(
     if row is None or index is None:
         return None
     labels = labels_of(run, run.trace)
-    found, tried, counts = _places(run, labels, row, index), 0, Counter[Place]()
-    for variant in variants if found else ():
+    equal, tried, counts = _cells(run, labels, row, index), 0, Counter[Cell]()
+    for variant in variants if equal else ():
         done = run_case(generate, variant, timeout)
         if done.outputs == done.truth.rows:
             tried += 1
-            counts.update(_places(done, labels_of(done, done.trace), row, index) & found)
-    same = [place for place, count in counts.items() if count >= max(_LEAST, tried - tried // 6)]
+            counts.update(_cells(done, labels_of(done, done.trace), row, index) & equal)
+    same = [cell for cell, count in counts.items() if count >= max(_LEAST, tried - tried // 6)]
     if not same:
         return None
-    query, place = _query(labels, run, row, index), max(same, key=lambda one: (counts[one], not one.own_token))
+    query, cell = _query(labels, run, row, index), max(same, key=lambda cell: (counts[cell], not cell.own_token))
     assert query is not None
-    facts = {"call": query[0], "batch_row": place.batch_row, "column": place.column}
+    facts = {"call": query[0], "batch_row": cell.batch_row, "column": cell.column}
     told = {name: value for name, value in explanation.facts.items() if name in ("index", "own", "told")}
-    if place.own_token:
+    if cell.own_token:
         return state("logprob-in-column", **told, **facts)
-    label = labels.of[query[0], place.batch_row, place.column]
+    label = labels.of[query[0], cell.batch_row, cell.column]
     other = label.position + 1 - len(run.case.prompts[label.request]) if label.request >= 0 else -1
     if label.exact and 0 <= other < len(run.truth.rows[label.request]):
         return state("logprob-of-token", **told, **facts, other=other, other_row=label.request)
@@ -75,8 +75,8 @@ def _query(labels: Labels, run: Run, row: int, index: int) -> Write | None:
     return next((write for write, label in labels.queries(row, position) if label.exact), None)
 
 
-def _places(run: Run, labels: Labels, row: int, index: int) -> set[Place]:
-    """The places of the call that predicted a new token which have the value that was returned for it."""
+def _cells(run: Run, labels: Labels, row: int, index: int) -> set[Cell]:
+    """The cells of the call that predicted a new token which have the value that was returned for it."""
     case, query, completion = run.case, _query(labels, run, row, index), run.completions[row]
     family = FAMILY[case.family]
     if family.target or family.built or query is None or completion is None or completion.logprobs is None:
@@ -87,10 +87,10 @@ def _places(run: Run, labels: Labels, row: int, index: int) -> set[Place]:
     scores = table[table_row(call.digests)]
     law = scores - np.log(np.exp(scores - scores.max(-1, keepdims=True)).sum(-1, keepdims=True))
     law -= scores.max(-1, keepdims=True)
-    found = set()
+    equal = set()
     for batch_row, column in np.ndindex(*call.tokens.shape):
         for own_token, one in ((False, int(call.predictions[batch_row, column])), (True, token)):
             right = (batch_row, column) == query[1:]
             if one < size and not right and abs(float(law[batch_row, column, one]) - value) <= EXACT:
-                found.add(Place(batch_row, column, own_token))
-    return found
+                equal.add(Cell(batch_row, column, own_token))
+    return equal

@@ -93,8 +93,8 @@ class Given:
     """A wrong row's prompt and options; ``accepts`` by round, other options in words.
 
     ``trees`` are its trees of draft tokens by round, behind the last one of which it stays the same, and ``paths`` the
-    ranks of the target's own tokens in them; None in a case without trees. ``rows`` are all rows of its case, where they matter, and ``requests`` says how many there are, 0 where that is not
-    known.
+    ranks of the target's own tokens in them; None in a case without trees. ``rows`` are all rows of its case, where
+    they matter, and ``requests`` says how many there are, 0 where that is not known.
     """
 
     prompt: tuple[int, ...]

@@ -36,8 +36,9 @@ STATEMENTS = {
     "stop-passed": "the row continues with {tokens:token} after its stop sequence {stop}",
     "reason": "the row ends at {given}, but the finish reason given is {told}",
     "logprob": "new token {index} has log-probability {own}, but {told} was returned",
-    "logprob-of-token": "new token {index} has log-probability {own}, but {told} was returned: that of new token {other} "
-    "of request {other_row}, which the same call predicted (call {call}, column {column} of batch row {batch_row})",
+    "logprob-of-token": "new token {index} has log-probability {own}, but {told} was returned: that of new token "
+    "{other} of request {other_row}, which the same call predicted (call {call}, column {column} of batch row "
+    "{batch_row})",
     "logprob-of-column": "new token {index} has log-probability {own}, but {told} was returned: that of the prediction "
     "in column {column} of batch row {batch_row} of the same call (call {call})",
     "logprob-in-column": "new token {index} has log-probability {own}, but {told} was returned: that of the same token "

@@ -80,13 +80,13 @@ def explain(
 
 def _whose_option(outcome: EngineOutcome, number: int, name: str) -> Statement:
     """The statement whose option a row got, and from which token on; nothing where no single one explains the row."""
-    found = lent(evidence(outcome), number, name)
-    if found is None:
+    other = lent(evidence(outcome), number, name)
+    if other is None:
         return NOTHING
-    rows = " ".join(map(str, found.rows))
-    facts: dict[str, int | str] = {"lent_to": number, "lent_rows": rows, "since": found.since}
-    said = state("option-lent" if found.throughout else "option-lent-at-times", **facts, option=name)
-    return together(said, state("lent-alike")) if len(found.rows) > 1 else said
+    rows = " ".join(map(str, other.rows))
+    facts: dict[str, int | str] = {"lent_to": number, "lent_rows": rows, "since": other.since}
+    said = state("option-lent" if other.throughout else "option-lent-at-times", **facts, option=name)
+    return together(said, state("lent-alike")) if len(other.rows) > 1 else said
 
 
 def _given(case: EngineCase, number: int, needed: bool) -> Given:

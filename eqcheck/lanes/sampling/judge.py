@@ -131,14 +131,14 @@ def _before(by_law: Explanation, read: Explanation, reader: Reader) -> bool:
 def _not_cached(done: SampledRun, reader: Reader, by_law: Explanation | None) -> Explanation | None:
     """The first sampled token that was returned in place of the one that the decoder went on with."""
     case, outputs = done.case, done.run.outputs or ()
-    found = ((row, changed(done.run, reader.labels, row)) for row in case.sampled)
-    first = min(((row, one) for row, one in found if one), key=lambda pair: pair[1].index, default=None)
+    rows = ((row, changed(done.run, reader.labels, row)) for row in case.sampled)
+    first = min(((row, other) for row, other in rows if other), key=lambda pair: pair[1].index, default=None)
     if first is None:
         return None
-    row, one = first
-    read = explained(case, "bookkeeping", "changed-token", row, one.index, outputs[row], one.statement.detail)
-    read = replace(read, facts=one.statement.facts)
-    if by_law is None or (by_law.row, by_law.token_index) != (row, one.index):
+    row, token = first
+    read = explained(case, "bookkeeping", "changed-token", row, token.index, outputs[row], token.statement.detail)
+    read = replace(read, facts=token.statement.facts)
+    if by_law is None or (by_law.row, by_law.token_index) != (row, token.index):
         return read
     return read.saying(*said(read.facts), by_law.detail)
 
