@@ -9,6 +9,7 @@ from eqcheck.case.engine import EngineRow
 from eqcheck.checkpoints.judge import truth
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.lanes.transparent.conclusions import Places, lying
+from eqcheck.report.build import _axes
 
 
 def _by_k(**counts: int) -> Places:
@@ -23,6 +24,15 @@ def test_a_value_that_chance_may_spare_is_not_told_as_spared() -> None:
     assert lying(_by_k(few=40, many=20), _by_k(one=60, few=20, many=20)) == [
         "only with K of 2 or more (60 of 100 cases), never with K of 1 (0 of 60)"
     ]
+
+
+def test_no_bar_says_that_a_value_is_spared_which_the_smallest_case_has() -> None:
+    drawn = {"rows": {"1": (0, 9), "2": (3, 5), "3+": (4, 6)}, "num_draft_tokens": {"1": (0, 8), "2-4": (7, 12)}}
+    case: Any = SimpleNamespace(axes={"rows": "1", "num_draft_tokens": "2-4"})
+    finding: Any = SimpleNamespace(case=case, minimised=True, axes=drawn)
+    assert _axes(finding) == drawn | {"rows": {"2": (3, 5), "3+": (4, 6)}}
+    finding.minimised = False
+    assert _axes(finding) == drawn
 
 
 def test_two_tokens_of_one_score_are_seen() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from eqcheck.hashlm.trace import Call
 from eqcheck.truth.continuation import digests_of
 
 
-class Changed(NamedTuple):
+@dataclass(frozen=True)
+class Changed:
     """New token ``index`` of a row: the token ``returned``, and the one that is ``cached`` in its place.
 
     The cached token was ``verified`` in a call, in exactly the right context, and a later ``call`` goes on from it.
@@ -31,7 +32,7 @@ class Changed(NamedTuple):
 
     @property
     def statement(self) -> Statement:
-        facts = {name: value for name, value in self._asdict().items() if value is not None}
+        facts = {name: value for name, value in asdict(self).items() if value is not None}
         again = [state("equals-next", behind=self.index + 1)] if self.returned == self.next_one else []
         return together(state("cache-differs", **facts), *again, state("changed-after"))
 

@@ -168,9 +168,8 @@ def _asked_of_all(e: Explanation, needs: Sequence[str] | None) -> list[str]:
     if given is None:
         return words
     words += [] if given.num_draft_tokens is None else [f"K = {given.num_draft_tokens}"]
-    accepts = [row.accepts if row.paths is None else row.paths for row in given.rows]
-    accepts = [rounds for rounds in accepts if rounds is not None]
-    if accepts and not any(count for row in accepts for count in row):
+    dictated = [rounds for row in given.rows for rounds in (row.accepts, row.paths) if rounds is not None]
+    if dictated and not any(any(rounds) for rounds in dictated):
         words.append("every draft wrong")
     return words
 
