@@ -60,12 +60,12 @@ class Reader:
             _, best = min((self._diagnose(verdict) for verdict in wrong), key=lambda finding: finding[0])
         return replace(best, wrong_rows=tuple(verdict.row for verdict in wrong))
 
-    def unseen(self, only: int | None = None) -> Explanation | None:
+    def unseen(self) -> Explanation | None:
         """The first emitted token that no query with exactly the right context stands behind, or None.
 
-        This finds a wrong context even where it led to the right token by chance. ``only`` one row may be asked about.
+        This finds a wrong context even where it led to the right token by chance.
         """
-        for verdict in self.run.verdicts if only is None else self.run.verdicts[only : only + 1]:
+        for verdict in self.run.verdicts:
             for index, token in enumerate(verdict.observed):
                 asked, row = self._at(verdict, index), verdict.row
                 queries = self.labels.queries(row, asked.position)

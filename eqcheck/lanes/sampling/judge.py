@@ -100,7 +100,8 @@ class Certain(NamedTuple):
 def certain(done: SampledRun) -> Certain:
     """The first fault that shows whatever chance did: ends of rows, greedy rows, contexts, tokens without probability.
 
-    A wrong context and a token without probability come in the order of their places; of one token the context first.
+    Of one row, a wrong context and a token without probability come in the order of their places; of one token, and of
+    several rows, the context comes first.
     """
     run, case = done.run, done.case
     assert run.outputs is not None
@@ -113,19 +114,17 @@ def certain(done: SampledRun) -> Certain:
     if read.row is not None and case.rows[read.row].temperature:
         # The truth of a sampled row is made of what it emitted: none of it is expected, and none was judged.
         read = _not_cached(done, reader, by_law) or replace(read, expected=None, expected_row=(), basis="")
-    return Certain(by_law if by_law and _before(by_law, read, reader) else read, readable=False)
+    return Certain(by_law if by_law and _before(by_law, read) else read, readable=False)
 
 
-def _before(by_law: Explanation, read: Explanation, reader: Reader) -> bool:
-    """Return whether a token without probability comes before what was read, and before any wrong context of its row.
-
-    So it does not come from that.
-    """
-    assert by_law.token_index is not None
-    if read.token_index is None or by_law.token_index >= read.token_index:
-        return False
-    own = read if read.row == by_law.row else reader.unseen(by_law.row)
-    return own is None or own.token_index is None or by_law.token_index < own.token_index
+def _before(by_law: Explanation, read: Explanation) -> bool:
+    """Return whether a token without probability comes before what was read of its row, so does not come from that."""
+    return (
+        by_law.row == read.row
+        and by_law.token_index is not None
+        and read.token_index is not None
+        and by_law.token_index < read.token_index
+    )
 
 
 def _not_cached(done: SampledRun, reader: Reader, by_law: Explanation | None) -> Explanation | None:
