@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from option_faults import Place, Together
 from test_abduction import PROMPTS, K, case_of, named
 
-from eqcheck.abduction import Evidence, abduce, abduce_options
+from eqcheck.abduction import Abduced, Evidence, abduce, abduce_options
 from eqcheck.abduction.misuse import TokenPlace, misused
 from eqcheck.abduction.program import Turn
 from eqcheck.case.engine import EngineCase, EngineRow
@@ -20,10 +20,12 @@ from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import ModelTruth, at_place, row_with
 from eqcheck.contract.decoders import RowOptions
+from eqcheck.explanation.records import Search
 from eqcheck.lanes.checkpoint.changing import CHANGING
 from eqcheck.lanes.checkpoint.drawing import alike
-from eqcheck.lanes.checkpoint.explain import evidence
+from eqcheck.lanes.checkpoint.explain import evidence, explain
 from eqcheck.lanes.checkpoint.outcome import judged
+from eqcheck.result.outcome import Outcome
 
 
 @pytest.fixture(scope="module")
@@ -278,6 +280,34 @@ def test_options_of_rows_that_go_on_are_no_fault_of_the_commit() -> None:
     found = abduce(Evidence(target, draft, case, outputs))
     assert found is not None
     assert (found.component, found.open) == ("options", False)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("since", [0, 4])
+def test_the_report_says_whose_option_a_row_got_and_since_when(since: int) -> None:
+    """Row 1 gets the bias of row 2, from some new token on; row 0 keeps its own, and row 3 has none."""
+    alone = truth("full")
+    prompts = ((7, 200, 9, 30), (8, 9, 10), (30, 31), (40, 41, 42))
+    biases = (((5, 30.0), (6, 20.0)), ((50, 60.0),), ((90, 60.0), (91, 50.0)), ())
+    rows = tuple(
+        EngineRow(prompt, RowOptions(10, logit_bias=bias)) for prompt, bias in zip(prompts, biases, strict=True)
+    )
+    case = EngineCase(rows, num_draft_tokens=2, checkpoint="full")
+    outputs = [tuple(alone.row(row)) for row in rows]
+    row = alone.row(row_with(rows[1], logit_bias=biases[2]), outputs[1][:since])
+    assert outcome_of(case, outputs).status == "equivalent"
+    outcome = outcome_of(case, [outputs[0], tuple(row), *outputs[2:]])
+    search = Search("option-of-others:logit-bias", "some tokens are chosen with another row's logit_bias", 3, 3, 1e-9)
+    said = explain(outcome, Abduced("options", "ignored-option", 1, since, search))
+    assert (said.row, said.token_index) == (1, since)
+    assert said.detail == (
+        f"from new token {since} on, each token of request 1 is the one that the target chooses with the logit_bias of "
+        "request 2"
+    )
+
+
+def outcome_of(case: EngineCase, outputs: Sequence[tuple[int, ...]]) -> Outcome:
+    return judged(Judge("float64"), case, {"outputs": [*outputs]})
 
 
 def test_a_penalty_times_the_tokens_of_a_long_round_may_be_one_that_no_case_has() -> None:

@@ -408,7 +408,24 @@ def test_a_law_without_a_name_has_hints_that_say_something() -> None:
     explanation = explained(outcome, wealth, None).explanation
     assert explanation is not None
     assert "vocabulary" not in explanation.detail
+    assert "hint" not in explanation.detail
     assert "it shows in one kind of case only: the draft is close to the target, K = 1" in explanation.detail
+
+
+def test_the_best_bet_is_no_cause_of_a_law_without_a_name() -> None:
+    """A bet on earlier random numbers earns most where tokens repeat, and whatever is wrong may make them repeat."""
+    flat, wealth = np.full((60, 8), 1 / 8), Wealth()
+    for regime in ("near", "std"):
+        row = SampledRow(np.arange(60) // 20, flat, None, flat, np.zeros(60, bool))
+        wealth.add([row, row], regime)
+    best = wealth.best()[0][0]
+    assert best.kind != "stray-law"
+    assert wealth.supremum > 1e6
+    outcome = Outcome(next(SampledCases(1, ("rotary",), ("left",), TAKES).cases()), "equivalent")
+    explanation = explained(outcome, wealth, None).explanation
+    assert explanation is not None
+    assert best.expects not in explanation.detail
+    assert explanation.facts["bet"] == best.name
 
 
 @pytest.mark.long

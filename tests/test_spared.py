@@ -7,6 +7,16 @@ from eqcheck.abduction import _of_most_rows
 from eqcheck.case.engine import EngineRow
 from eqcheck.checkpoints.judge import truth
 from eqcheck.contract.decoders import RowOptions
+from eqcheck.report.build import _axes
+
+
+def test_no_bar_says_that_a_value_is_spared_which_the_smallest_case_has() -> None:
+    drawn = {"rows": {"1": (0, 9), "2": (3, 5), "3+": (4, 6)}, "num_draft_tokens": {"1": (0, 8), "2-4": (7, 12)}}
+    case: Any = SimpleNamespace(axes={"rows": "1", "num_draft_tokens": "2-4"})
+    finding: Any = SimpleNamespace(case=case, minimised=True, axes=drawn)
+    assert _axes(finding) == drawn | {"rows": {"2": (3, 5), "3+": (4, 6)}}
+    finding.minimised = False
+    assert _axes(finding) == drawn
 
 
 def test_two_tokens_of_one_score_are_seen() -> None:

@@ -128,6 +128,35 @@ def _any(evidence: Evidence, name: str, values: list[object]) -> tuple[Predicted
     return predicted, choices
 
 
+@dataclass(frozen=True)
+class Lent:
+    """The other rows whose option was applied to a row, all with the same value, from new token ``since`` on.
+
+    ``throughout``: every token from there on is chosen with it, and not only the wrong ones.
+    """
+
+    rows: tuple[int, ...]
+    since: int
+    throughout: bool
+
+
+def lent(evidence: Evidence, row: int, name: str) -> Lent | None:
+    """The rows whose value of an option chooses every wrong token of a row; None where no single value does."""
+    asked, output = evidence.case.rows[row], evidence.outputs[row]
+    own, since = getattr(asked.options, name), evidence.first_wrong[row]
+    values: dict[object, list[int]] = {}
+    for other, beside in enumerate(evidence.case.rows):
+        if (value := getattr(beside.options, name)) != own:
+            values.setdefault(value, []).append(other)
+    fitting = []
+    for value, rows in values.items():
+        altered = row_with(asked, **{name: value})
+        fits = {n: evidence.chosen(row, n, altered, output[:n]) == output[n] for n in range(since, len(output))}
+        if all(fits[n] for n in fits if (row, n) in evidence.surprising):
+            fitting.append(Lent(tuple(rows), since, all(fits.values())))
+    return fitting[0] if len(fitting) == 1 else None
+
+
 def _chosen(evidence: Evidence, rows: Sequence[EngineRow | AskedRow], prompted: bool = False) -> Predicted:
     """The tokens that these rows' options choose, in each row up to the first that is not there."""
     chosen = {}

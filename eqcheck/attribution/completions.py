@@ -98,7 +98,11 @@ def told_wrongly_of(run: Run) -> Explanation | None:
     """The first completion of a run that tells something wrong of its row, where all rows are right."""
     case, rows, digests = run.case, run.truth.rows, run.truth.digests
     own = [partial(logprobs, case, row, rows[row], digests[row]) for row in range(len(rows))]
-    return told_wrongly(run.completions, case.prompts, case.options, rows, lambda row: own[row]())
+    wrong = told_wrongly(run.completions, case.prompts, case.options, rows, lambda row: own[row]())
+    if wrong is None or wrong.row is None or wrong.kind != "logprobs":
+        return wrong
+    number, index = wrong.row, int(wrong.facts["index"])
+    return replace(wrong, token_index=index, observed_row=rows[number], wrong_rows=(number,), given=case.given(number))
 
 
 def _reason(told: Completion, options: RowOptions, row: Ids) -> Statement | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from eqcheck.attribution.bookkeeping import Told, WrongToken, diagnose
 from eqcheck.attribution.confusion import said_of_query
+from eqcheck.attribution.feeding import fed_instead
 from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.record import Write
 from eqcheck.attribution.sources import Sources
@@ -189,6 +190,9 @@ class Reader:
             asked, write[0], f"no target query was made for this token; call {write[0]} predicted it {where}"
         )
 
+    def _fed_instead(self, asked: WrongToken) -> Finding | None:
+        return self._told(asked, fed_instead(self.labels, self.sources, self.family, asked))
+
     def _never_asked(self, asked: WrongToken) -> Finding | None:
         sources, row = self.sources, asked.row
         proposed = asked.observed in sources.proposed(row, asked.position)
@@ -333,6 +337,7 @@ HYPOTHESES: dict[str, Callable[[Reader, WrongToken], Finding | None]] = {
     "row-ends": Reader._row_ends,
     "prompt-unfinished": Reader._prompt_unfinished,
     "other-node": Reader._other_node,
+    "fed-instead": Reader._fed_instead,
     "wrong-context": Reader._wrong_context,
     "rounded": Reader._rounded,
     "right-context": Reader._right_context,

@@ -22,8 +22,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from eqcheck.attribution.choices import recognised
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.repair import repair
+from eqcheck.attribution.telling import whose
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import Generate
 from eqcheck.contract.kinds import KINDS
@@ -60,10 +62,17 @@ def second_opinion(
     """
     if explanation.component in ("crash", "options", "state") or explanation.token_index is None:
         return explanation
+    if explanation.kind == "logprobs":  # all tokens are right: there is nothing to restore
+        single = explanation.facts.get("statement") == "logprob"
+        known = whose(generate, run, explanation, variants, timeout) if single else None
+        return explanation if known is None else replace(explanation, **known._asdict())
     opinion = repair(generate, run, explanation, timeout)
     shown, counts = permutation(generate, explanation, variants, timeout)
     said = replace(explanation, repair=opinion, permuted=counts)
     if explanation.component != "unattributed" and asserted(explanation, opinion, shown):
+        if explanation.facts.get("statement") == "neither":
+            choice = recognised(generate, run, explanation, variants, timeout)
+            said = said if choice is None else replace(said, **choice._asdict())
         return replace(said, repair_confirms=bearing(explanation, opinion) == "confirms")
     if explanation.component == "unattributed":
         detail = f"{explanation.detail}; {opinion}"
@@ -137,7 +146,8 @@ def mechanism(explanation: Explanation) -> Mechanism:
     ids drafts are accepted in other places, and then the same fault shows elsewhere first.
     """
     wrong = frozenset((deviation.kind, deviation.source) for deviation in explanation.deviations)
-    source = str(explanation.facts.get("statement")) if explanation.kind == "wrong-correction" else None
+    told = {"wrong-correction": "statement", "wrong-token-fed": "also"}.get(explanation.kind)
+    source = str(explanation.facts.get(told)) if told else None
     return explanation.fingerprint, wrong, source and source.removesuffix("-of-another")
 
 

@@ -339,10 +339,25 @@ class Case(AnyCase):
 
     def given(self, row: int) -> Given:
         """A row as it was asked, and the rows beside it; the accepted draft tokens where the case dictates them."""
-        dictated = self.agreement is None and not self.tree
-        accepts = (*self.accepts, *((),) * len(self.prompts)) if dictated else (None,) * len(self.prompts)
+        nothing, dictated = (None,) * len(self.prompts), self.agreement is None
+        empty = ((),) * len(self.prompts)
+        told = zip(
+            self.prompts,
+            self.options,
+            (*self.accepts, *empty) if dictated and not self.tree else nothing,
+            (*self.tree, *empty) if self.tree else nothing,
+            (*self.paths, *empty) if dictated and self.tree else nothing,
+            strict=False,
+        )
         rows = (
-            Given(prompt, limit=self.max_new_tokens, accepts=accepted, sampling=options_of(options))
-            for prompt, options, accepted in zip(self.prompts, self.options, accepts, strict=False)
+            Given(
+                prompt,
+                limit=self.max_new_tokens,
+                accepts=accepted,
+                sampling=options_of(options),
+                trees=trees,
+                paths=paths,
+            )
+            for prompt, options, accepted, trees, paths in told
         )
         return Given(self.prompts[row], self.pad_token_id, self.eos_token_ids, self.num_draft_tokens, rows=tuple(rows))

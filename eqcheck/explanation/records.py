@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from eqcheck.contract.escaping import one_line
+from eqcheck.contract.trees import Nodes
 
 BY_TOKENS = "judged by the tokens alone"
 
@@ -91,8 +92,9 @@ class Query:
 class Given:
     """A wrong row's prompt and options; ``accepts`` by round, other options in words.
 
-    ``rows`` are all rows of its case, where they matter, and ``requests`` says how many there are, 0 where that is not
-    known.
+    ``trees`` are its trees of draft tokens by round, behind the last one of which it stays the same, and ``paths`` the
+    ranks of the target's own tokens in them; None in a case without trees. ``rows`` are all rows of its case, where
+    they matter, and ``requests`` says how many there are, 0 where that is not known.
     """
 
     prompt: tuple[int, ...]
@@ -104,6 +106,8 @@ class Given:
     sampling: str = ""
     rows: tuple[Given, ...] = ()
     requests: int = 0
+    trees: tuple[Nodes, ...] | None = None
+    paths: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.records import Deviation, Explanation, Search, many
 
-# Numbers take their noun from the format: ``{tokens:token}`` is "1 token" or "2 tokens".
+# Numbers take their noun from the format: ``{tokens:token}`` is "1 token" or "2 tokens"; ``{nth:th}`` is "2nd".
 STATEMENTS = {
     # rows that end wrongly, or are not their own
     "eos-missing": "only the EOS that ends the row is missing",
@@ -37,6 +37,13 @@ STATEMENTS = {
     "stop-passed": "the row continues with {tokens:token} after its stop sequence {stop}",
     "reason": "the row ends at {given}, but the finish reason given is {told}",
     "logprob": "new token {index} has log-probability {own}, but {told} was returned",
+    "logprob-of-token": "new token {index} has log-probability {own}, but {told} was returned: that of new token "
+    "{other} of request {other_row}, which the same call predicted (call {call}, column {column} of batch row "
+    "{batch_row})",
+    "logprob-of-column": "new token {index} has log-probability {own}, but {told} was returned: that of the prediction "
+    "in column {column} of batch row {batch_row} of the same call (call {call})",
+    "logprob-in-column": "new token {index} has log-probability {own}, but {told} was returned: that of the same token "
+    "under the scores in column {column} of batch row {batch_row} of the same call (call {call})",
     "logprob-mixed": "the log-probability of new token {index} is computed with the row's option, that of new token "
     "{other} without it",
     "prompt-logprob": "prompt token {index} has log-probability {own}, but {told} was returned",
@@ -50,6 +57,11 @@ STATEMENTS = {
     "of-another-row": "the row is exactly what row {other_row} should be",
     "short-start": "the output starts {tokens:token} too early, with the end of the prompt",
     "as-many-special": "exactly as many tokens of the prompt are equal to {special}",
+    "option-lent": "from new token {since} on, each token of request {lent_to} is the one that the target chooses with "
+    "the {option} of {lent_rows:request}",
+    "option-lent-at-times": "from new token {since} on, each wrong token of request {lent_to} is the one that the "
+    "target chooses with the {option} of {lent_rows:request}; other tokens there are chosen with its own",
+    "lent-alike": "these requests have the same value",
     "left-behind": "with another prompt in {gone:row} this row returns other tokens; it arrived {steps:step} after "
     "their last token",
     # where a wrong token comes from
@@ -98,6 +110,31 @@ STATEMENTS = {
     "unfinished": "the prompt was not completely prefilled: when call {call} made this prediction, positions "
     "0..{last} of 0..{end} had been fed; the returned token is its prediction after position {position}",
     "neither": "the returned token is neither the draft token nor the target's prediction there",
+    "lower-choice": "the returned token is the target's {nth:th} choice there, in column {column} of batch row "
+    "{batch_row}, and not its first",
+    "choice-of-column": "the returned token is the target's {nth:th} choice in column {column} of the same call and "
+    "batch row; the correct prediction is its first choice in column {right_column}",
+    "choice-of-other-row": "the returned token is the target's {nth:th} choice in column {column} of batch row "
+    "{other_row} of the same call; the correct prediction is its first choice in column {right_column} of batch row "
+    "{batch_row}",
+    "prediction-of-column": "the returned token is the target's prediction in column {column} of the same call and "
+    "batch row; the correct prediction is in column {right_column}",
+    "prediction-of-other-row": "the returned token is the target's prediction in column {column} of batch row "
+    "{other_row} of the same call; the correct prediction is in column {right_column} of batch row {batch_row}",
+    # a sampled row that is not the one in the cache
+    "cache-differs": "the cache holds token {cached} at position {position} of the row, which call {verified} verified "
+    "and call {call} goes on from; the returned row has token {returned} there, which was never fed in that place",
+    "equals-next": "the returned token equals new token {behind}, which comes after it",
+    "changed-after": "so one of the two was changed after the token was accepted",
+    # another token than the row's newest one is fed
+    "fed-before": "call {call} feeds token {fed}, the token before it, in its place, at position {position} of the row",
+    "fed-pad": "call {call} feeds the pad id ({fed}) in its place, at position {position} of the row",
+    "fed-drafted": "call {call} feeds the draft's proposal, token {fed}, in its place, at position {position} of the "
+    "row",
+    "fed-other": "call {call} feeds token {fed} in its place, at position {position} of the row",
+    "newest-unfed": "new token {before}, token {unfed}, was not fed up to call {call}",
+    "prompt-unfed": "the last token of the prompt, token {unfed}, was not fed up to call {call}",
+    "answer-to-it": "the returned token is the target's prediction there",
     "window-alone": "only layers with a window are wrong here; the other layers attend to exactly the row",
     "convolution-alone": "only the inputs of the convolution are wrong here; the recurrent state contains exactly the "
     "row",
@@ -142,8 +179,20 @@ STATEMENTS = {
 }
 
 
+def ordinal(number: int) -> str:
+    """Write an ordinal number.
+
+    >>> ordinal(1), ordinal(2), ordinal(12), ordinal(23)
+    ('1st', '2nd', '12th', '23rd')
+    """
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
 class _Number(int):
     def __format__(self, noun: str) -> str:
+        if noun == "th":
+            return ordinal(int(self))
         return many(self, noun) if noun else str(int(self))
 
 

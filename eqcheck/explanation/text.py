@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from eqcheck.contract.kinds import KINDS
+from eqcheck.contract.trees import Nodes
 from eqcheck.explanation.layout import filled, table
 from eqcheck.explanation.records import BY_TOKENS, Deviation, Explanation, Given, Slot, many
 from eqcheck.explanation.statements import (
     held,
     needs_words,
     nothing_expected,
+    ordinal,
     plain_words,
     said,
     say_all,
@@ -32,6 +34,7 @@ _TITLE = 13  # characters of the longest title
 _ROWS, _BESIDE, _CLAUSES = 12, 3, 4
 _ALIKE = 3  # so many slots share a line
 _ROUNDS = 24  # whose accepted drafts are listed
+_TREES = 4  # rounds whose trees are listed
 _VALUES = ("logprobs", "usage", "finish-reason")  # what is returned with a row whose tokens are correct
 _NOTHING_LEADS = "no part of the sampler stands out"
 _LINES = 6  # of what else is wrong
@@ -203,8 +206,8 @@ def _asked_of_all(e: Explanation, needs: Sequence[str] | None) -> list[str]:
     if given is None:
         return words
     words += [] if given.num_draft_tokens is None else [f"K = {given.num_draft_tokens}"]
-    accepts = [row.accepts for row in given.rows if row.accepts is not None]
-    if accepts and not any(count for row in accepts for count in row):
+    dictated = [rounds for row in given.rows for rounds in (row.accepts, row.paths) if rounds is not None]
+    if dictated and not any(any(rounds) for rounds in dictated):
         words.append("every draft wrong")
     if e.component == "crash":  # no row is at fault, so what all rows have in common is of the case
         limits = {row.limit for row in given.rows}
@@ -268,11 +271,36 @@ def _others(e: Explanation, width: int) -> list[tuple[str, str, str]]:
 
 
 def _accepted(row: Given) -> list[str]:
-    """The draft tokens that the case has accepted of a row, by round, in words."""
+    """The draft tokens that the case has accepted of a row, by round, in words; and its trees."""
+    if row.trees is not None:
+        return _trees(row)
     if not row.accepts or not any(row.accepts):
         return []
     more = " ..." if len(row.accepts) > _ROUNDS else ""
     return [f"correct drafts per round [{' '.join(map(str, row.accepts[:_ROUNDS]))}{more}]"]
+
+
+def _trees(row: Given) -> list[str]:
+    """The trees of a row by round, and which of their nodes the target agrees with.
+
+    >>> _trees(Given((5,), trees=(((0, 0), (0, 1)),), paths=((1,), (0, 0))))
+    ['draft tree per round [0>1 0>2:2nd] (the number of each node after that of its parent; 0 is the newest token)', \
+'correct choices per round [2nd; 1st 1st]']
+    """
+    trees, more = row.trees or (), " ..." if len(row.trees or ()) > _TREES else ""
+    shown = "; ".join(map(_tree, trees[:_TREES]))
+    key = "(the number of each node after that of its parent; 0 is the newest token)"
+    words = [f"draft tree per round [{shown}{more}] {key}" if any(trees) else "the decoder's own draft trees"]
+    if row.paths is not None and any(row.paths):
+        paths = "; ".join(" ".join(ordinal(rank + 1) for rank in path) or "none" for path in row.paths[:_ROUNDS])
+        words.append(f"correct choices per round [{paths}{' ...' if len(row.paths) > _ROUNDS else ''}]")
+    return words
+
+
+def _tree(nodes: Nodes) -> str:
+    """Write a tree: each node after its parent, with its rank among the draft's choices where it is not the first."""
+    each = (f"{parent}>{at}" + (f":{ordinal(rank + 1)}" if rank else "") for at, (parent, rank) in enumerate(nodes, 1))
+    return " ".join(each) or "the decoder's own"
 
 
 def _numbers(rows: Sequence[int]) -> str:
@@ -426,7 +454,8 @@ def _confirmed(e: Explanation) -> Part | None:
         lines.append(f"The repair could not be tried ({e.repair.failed}).")
     elif e.repair is not None and e.component == "bookkeeping" and (e.repair.restores or e.repair.mends):
         # A repair changes other predictions as well, and a wrong choice among them may be right.
-        lines.append(f"{sentence(str(e.repair))[:-1]}, which proves nothing where tokens are chosen wrongly.")
+        wrongly = "fed" if e.kind == "wrong-token-fed" else "chosen"
+        lines.append(f"{sentence(str(e.repair))[:-1]}, which proves nothing where tokens are {wrongly} wrongly.")
     same, other, none = e.permuted
     if tried := same + other + none:
         copies = f"{same} of {tried} copies of the case with other tokens fail in the same way"

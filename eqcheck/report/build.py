@@ -205,10 +205,7 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedV
         minimised=shown.minimised,
         from_corpus=shown.stored,
         known=None if known is None else one_line(known),
-        axes={
-            axis: {value: (counts[0], counts[1]) for value, counts in values.items()}
-            for axis, values in shown.axes.items()
-        },
+        axes=_axes(shown),
         only=shown.only,
         traceback=shown.outcome.traceback,
         reproduce=conditions[0].reproduce,
@@ -217,6 +214,15 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedV
         others=shown.others,
         stored=sum(finding.replayed for finding in findings),
     )
+
+
+def _axes(finding: Finding) -> dict[str, dict[str, tuple[int, int]]]:
+    """Failing cases and all, by axis and value; without values of no failing drawn case that the smallest one has."""
+    own = finding.case.axes if finding.minimised else {}
+    return {
+        axis: {value: (failed, of) for value, (failed, of) in values.items() if failed or own.get(axis) != value}
+        for axis, values in finding.axes.items()
+    }
 
 
 def _condition(audit: Audit, finding: Finding, folder: Path) -> Condition:

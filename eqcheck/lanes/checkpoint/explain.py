@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from eqcheck.abduction import EDITS, Abduced, Evidence, abduce, abduce_alike, abduce_options, fits
+from eqcheck.abduction.misuse import lent
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase
 from eqcheck.checkpoints.judge import BUILT_NOISE, truth
@@ -15,7 +16,7 @@ from eqcheck.contract.escaping import one_line
 from eqcheck.contract.kinds import FINGERPRINTS
 from eqcheck.contract.options import options_of
 from eqcheck.explanation.records import Explanation, Given
-from eqcheck.explanation.statements import NOTHING, Statement, state
+from eqcheck.explanation.statements import NOTHING, Statement, state, together
 from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome
 from eqcheck.result.outcome import Outcome
 from eqcheck.result.verdict import RowVerdict
@@ -51,6 +52,8 @@ def explain(
     elif whole := _returned_whole(outcome):
         component, kind, search, subject, statement = "bookkeeping", "prompt-in-output", None, "", whole[1]
         row = next(row for row in outcome.wrong if row.row == whole[0].row)
+    elif search and search.edit.startswith("option-of-others:"):
+        statement = _whose_option(outcome, row.row, search.edit.partition(":")[2].replace("-", "_"))
     index = row.first
     assert index is not None
     request = outcome.case.rows[row.row]
@@ -73,6 +76,17 @@ def explain(
         search=search,
         subject=subject,
     )
+
+
+def _whose_option(outcome: EngineOutcome, number: int, name: str) -> Statement:
+    """The statement whose option a row got, and from which token on; nothing where no single one explains the row."""
+    other = lent(evidence(outcome), number, name)
+    if other is None:
+        return NOTHING
+    rows = " ".join(map(str, other.rows))
+    facts: dict[str, int | str] = {"lent_to": number, "lent_rows": rows, "since": other.since}
+    said = state("option-lent" if other.throughout else "option-lent-at-times", **facts, option=name)
+    return together(said, state("lent-alike")) if len(other.rows) > 1 else said
 
 
 def _given(case: EngineCase, number: int, needed: bool) -> Given:

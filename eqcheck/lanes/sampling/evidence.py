@@ -104,11 +104,10 @@ def explained(outcome: Outcome, wealth: Wealth, cause: Named | None, impossible:
 
 
 def _hints(wealth: Wealth) -> list[str]:
-    """Hints at a wrong law that has no name: the best bet, and the only kind of case that shows it."""
-    best = wealth.best()[0][0]
-    # A bet that earns from whatever is wrong is no hint.
-    leads = f"a hint, but no proof: most of the evidence comes from tokens {best.expects}"
-    hints = [] if best.kind == "stray-law" else [leads]
+    """The only kind of case that shows a wrong law without a name.
+
+    The bet that earned most is no hint: where no part of a round leads, the one that wins only happens to lie nearest.
+    """
     (most, name), *others = sorted(((log, name) for name, log in wealth.by_regime().items()), reverse=True)
     if (
         others
@@ -116,8 +115,8 @@ def _hints(wealth: Wealth) -> list[str]:
         and others[0][0] < math.log(NOTHING_SEEN)
         and f"regime_{name}" in SAMPLING.counters
     ):
-        hints.append(f"it shows in one kind of case only: {SAMPLING.counters[f'regime_{name}']}")
-    return hints
+        return [f"it shows in one kind of case only: {SAMPLING.counters[f'regime_{name}']}"]
+    return []
 
 
 def rows_of(outcome: Outcome) -> list[SampledRow]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from eqcheck.attribution.reading import Reader
+from eqcheck.attribution.returned import changed
 from eqcheck.case.sampling import SampledCase, SampledEngineCase
 from eqcheck.checkpoints import acceptance
 from eqcheck.checkpoints.judge import Judge, RowJudgement, truth
@@ -15,7 +16,7 @@ from eqcheck.contract.decoders import Generate
 from eqcheck.contract.observed import observed_of
 from eqcheck.contract.options import sampling_of
 from eqcheck.explanation.records import Explanation
-from eqcheck.explanation.statements import ends_early, state
+from eqcheck.explanation.statements import ends_early, said, state
 from eqcheck.lanes.checkpoint.drawing import answered
 from eqcheck.lanes.checkpoint.outcome import returned
 from eqcheck.lanes.sampling.decode import Mark, SampledRun, decode, marks
@@ -48,13 +49,13 @@ def try_case(generate: Generate, case: SampledCase, timeout: float | None, *, op
     """Decode and judge one case. A second ``opinion`` is not sought: the next decode would draw other tokens."""
     start = time.monotonic()
     done = decode(generate, case, timeout)
-    run, explanation = done.run, done.run.failure
+    run, explanation, readable = done.run, done.run.failure, True
     if run.outputs is not None:
 
         def outputs_of(other: SampledCase) -> Outputs | None:
             return decode(generate, other, timeout).run.outputs
 
-        explanation = certain(done)
+        explanation, readable = certain(done)
         if explanation is None and case.promise != "none":
             explanation = broken(case, run.outputs, outputs_of)
         explanation = explanation or repeated(done, outputs_of)
@@ -70,7 +71,7 @@ def try_case(generate: Generate, case: SampledCase, timeout: float | None, *, op
         traceback=run.failure_text,
         declined=run.declined,
         seconds=time.monotonic() - start,
-        **_to_name(done) if explanation is None or explanation.kind in OF_CHANCE else {},  # type: ignore[arg-type]
+        **_to_name(done) if readable and (explanation is None or explanation.kind in OF_CHANCE) else {},  # type: ignore[arg-type]
     )
 
 
@@ -90,19 +91,56 @@ def _alone(case: SampledCase, number: int) -> bool:
     return not any(prompt[: len(other)] == other[: len(prompt)] for other in others)
 
 
-def certain(done: SampledRun) -> Explanation | None:
-    """The fault that shows whatever chance did: in ends of rows, greedy rows, contexts, tokens without probability."""
+class Certain(NamedTuple):
+    """The fault that one case shows, if any, and whether its sampled tokens are ``readable``: no context is wrong."""
+
+    explanation: Explanation | None
+    readable: bool = True
+
+
+def certain(done: SampledRun) -> Certain:
+    """The first fault that shows whatever chance did: ends of rows, greedy rows, contexts, tokens without probability.
+
+    Of one row, a wrong context and a token without probability come in the order of their places; of one token, and of
+    several rows, the context comes first.
+    """
     run, case = done.run, done.case
     assert run.outputs is not None
     if early := wrong_end(case, run.outputs, ("premature-stop",)):
-        return early
+        return Certain(early)
     reader = Reader(run)
-    explanation = reader.explain() or reader.unseen()
-    if explanation is not None:
-        drawn = explanation.row is not None and case.rows[explanation.row].temperature
+    read, by_law = reader.explain() or reader.unseen(), impossible(case, done.rows, run.outputs)
+    if read is None:
+        return Certain(by_law)
+    if read.row is not None and case.rows[read.row].temperature:
         # The truth of a sampled row is made of what it emitted: none of it is expected, and none was judged.
-        return replace(explanation, expected=None, expected_row=(), basis="") if drawn else explanation
-    return impossible(case, done.rows, run.outputs)
+        read = _not_cached(done, reader, by_law) or replace(read, expected=None, expected_row=(), basis="")
+    return Certain(by_law if by_law and _before(by_law, read) else read, readable=False)
+
+
+def _before(by_law: Explanation, read: Explanation) -> bool:
+    """Return whether a token without probability comes before what was read of its row, so does not come from that."""
+    return (
+        by_law.row == read.row
+        and by_law.token_index is not None
+        and read.token_index is not None
+        and by_law.token_index < read.token_index
+    )
+
+
+def _not_cached(done: SampledRun, reader: Reader, by_law: Explanation | None) -> Explanation | None:
+    """The first sampled token that was returned in place of the one that the decoder went on with."""
+    case, outputs = done.case, done.run.outputs or ()
+    rows = ((row, changed(done.run, reader.labels, row)) for row in case.sampled)
+    first = min(((row, other) for row, other in rows if other), key=lambda pair: pair[1].index, default=None)
+    if first is None:
+        return None
+    row, token = first
+    read = explained(case, "bookkeeping", "changed-token", row, token.index, outputs[row], token.statement.detail)
+    read = replace(read, facts=token.statement.facts)
+    if by_law is None or (by_law.row, by_law.token_index) != (row, token.index):
+        return read
+    return read.saying(*said(read.facts), by_law.detail)
 
 
 def wrong_end(

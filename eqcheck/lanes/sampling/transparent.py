@@ -54,7 +54,7 @@ class TransparentTarget(SampledTarget):
 
     def shown(self, outcome: Outcome, lane: SampledLane) -> Outcome:
         read = outcome.explanation
-        if read and read.kind in (IMPOSSIBLE, *PROMISES):
+        if read and read.kind in (IMPOSSIBLE, "changed-token", *PROMISES):
             return smallest(outcome, lane.running.try_case)
         return self.attributed(outcome, lane)
 
