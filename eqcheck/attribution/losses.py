@@ -47,6 +47,7 @@ from eqcheck.attribution.heads import head_losses
 from eqcheck.contract.kinds import HEAD_LOSSES
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.notice import Notice
+from eqcheck.result.tally import Losing
 
 _COINCIDENCES = 100  # a filler is the row's next token about once in a vocabulary of 128
 # One row seen ahead refutes so many that are level: rows that wait are ahead only where a token is right by chance, and
@@ -78,6 +79,46 @@ def all_warnings(losses: Counter[str]) -> list[str]:
     return draft_warnings(losses) + head_warnings(losses)
 
 
+def rows_wait(losses: Counter[str]) -> bool:
+    """Return whether the rows of many runs are held to wait for the one that accepts least."""
+    return losses["ahead"] * _ENOUGH_AHEAD < losses["level"]
+
+
+def by_cause(losses: Counter[str], lost: Counter[Losing]) -> dict[str, int]:
+    """The draft tokens that were lost by each cause that is told, the most first; ``losses`` as for `all_warnings`.
+
+    Left out is what may be a coincidence, as in warnings, and a draft that always sees the same number of its row's
+    newest tokens: that is how it was built.
+    """
+    waits, allowed = rows_wait(losses), settled(losses)["allowed"]
+    tokens: Counter[str] = Counter()
+    windows: dict[str, set[int]] = {}
+    for (name, window, of_waiting), count in lost.items():
+        if of_waiting == waits and count:
+            tokens[name] += count
+            windows.setdefault(name, set()).add(window)
+    told = {name: count for name, count in tokens.most_common() if count > 1 and count * _COINCIDENCES >= allowed}
+    return {name: count for name, count in told.items() if not _by_design(windows[name])}
+
+
+def _by_design(windows: set[int]) -> bool:
+    return len(windows) == 1 and 0 not in windows
+
+
+def but_for_windows(losses: Counter[str], lost: Counter[Losing]) -> Counter[str]:
+    """The losses of many runs without those of a draft that is built to see so many of its row's newest tokens."""
+    windows: dict[str, set[int]] = {}
+    for one, count in lost.items():
+        windows.setdefault(one.fingerprint, set()).update({one.window} if count else ())
+    left = Counter(losses)
+    for one, count in lost.items():
+        if _by_design(windows[one.fingerprint]):
+            begin = WAITING if one.waits else ""
+            meant = min(count, left[f"{begin}wrong-context"])
+            left.update({f"{begin}wrong-context": -meant, f"{begin}policy": meant})
+    return +left
+
+
 def settled(losses: Counter[str]) -> Counter[str]:
     """The counts of many runs, with what each run leaves open decided by what is seen in all of them.
 
@@ -89,7 +130,7 @@ def settled(losses: Counter[str]) -> Counter[str]:
         >>> settled(Counter({"rounds": 9, "ideal": 8, "wrong-context?": 1, "ahead": 2}))
         Counter({'rounds': 9, 'ideal': 8, 'wrong-context': 1})
     """
-    waits = losses["ahead"] * _ENOUGH_AHEAD < losses["level"]
+    waits = rows_wait(losses)
     counts = Counter({name.removeprefix(WAITING): n for name, n in losses.items() if name.startswith(WAITING) == waits})
     likely = counts.pop("wrong-context?", 0)
     counts["wrong-context" if likely >= counts["unasked"] else "unasked"] += likely

@@ -161,6 +161,9 @@ def _told(name: str, stored: StoredViolation, outcome: Outcome, width: int) -> t
     if outcome.status == "inconclusive":
         line = f"INCONCLUSIVE: the evidence does not decide about {name}{was}{drawn}; 10^6 is a violation"
         return INCONCLUSIVE, line, ""
+    if explanation is None and outcome.slow is not None:
+        line = f"SLOW: {name} loses draft tokens on this case; its output is correct{was}"
+        return EQUIVALENT, printable(line), printable(f"{render(outcome.slow, width=width)}\n")
     if explanation is None:
         return EQUIVALENT, f"FIXED: {name} is equivalent on this case{was}{drawn}", ""
     words = printable(f"{render(explanation, width=width)}\n{outcome.traceback}")

@@ -11,9 +11,8 @@ from pathlib import Path
 from eqcheck import __version__
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
-from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.notice import LIMIT, kind_of
-from eqcheck.explanation.text import render
+from eqcheck.explanation.text import cause_words, render
 from eqcheck.report.markdown import to_markdown
 from eqcheck.report.schema import (
     FORMAT,
@@ -37,7 +36,7 @@ from eqcheck.result import losses
 from eqcheck.result.findings import Audit, Finding, by_cause
 from eqcheck.store.casefile import command, file_stem, read_case, stored_violation, target_of, write_whole
 
-_FOLDERS = {"violation": "cases", "discovery": "discoveries", "inconclusive": "inconclusive"}
+_FOLDERS = {"violation": "cases", "discovery": "discoveries", "inconclusive": "inconclusive", "slow": "slow"}
 _PACKAGES = ("torch", "transformers", "hypothesis")
 
 
@@ -102,6 +101,7 @@ def report_of(audit: Audit, folder: Path) -> Report:
         violations=_violations(audit, "violation", folder),
         discoveries=_violations(audit, "discovery", folder),
         inconclusive=_violations(audit, "inconclusive", folder),
+        slow=_violations(audit, "slow", folder),
         warnings=tuple(one_line(warning, LIMIT) for warning in audit.warnings),
         warning_kinds=tuple(map(kind_of, audit.warnings)),
         declined=tally.declined,
@@ -183,7 +183,7 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedV
         kind=e.kind,
         count=sum(finding.count for finding in findings),
         first=First(e.row, e.token_index, e.round, e.expected, e.observed),
-        cause=Cause(e.component, e.kind, e.subject, KINDS[e.kind].meaning),
+        cause=Cause(e.component, e.kind, e.subject, cause_words(e)),
         conditions=conditions,
         evidence=e,
         explanation=render(e, shown.needs if shown.minimised else None, shown.plain),
@@ -202,6 +202,7 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedV
         known_until=listed.until.isoformat() if listed else None,
         others=shown.others,
         stored=sum(finding.replayed for finding in findings),
+        tokens=shown.tokens,
     )
 
 

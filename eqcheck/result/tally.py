@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
 from math import exp, lgamma
-from typing import Any
+from typing import Any, NamedTuple
 
 from eqcheck.case.engine import EngineCase
 from eqcheck.case.record import Case
@@ -44,6 +44,17 @@ DUE_DRAWN = f"{DUE_SAMPLED} drawn"
 """Behind `DUE`, the rounds of sampled rows in which the draft tokens were drawn: nothing is known of these."""
 
 
+class Losing(NamedTuple):
+    """A cause by which draft tokens are lost, as `eqcheck.result.outcome.DraftCause` has it.
+
+    ``waits``: counted as if rows wait for each other.
+    """
+
+    fingerprint: str
+    window: int
+    waits: bool
+
+
 @dataclass(frozen=True)
 class Alike:
     """Drawn cases that no conclusion tells apart: of one verdict, on one value of every axis.
@@ -68,7 +79,7 @@ class Tally:
     by checkpoint, drafter, verdict, and why one was declined or crashed, ``fingerprints`` are those seen, also in the
     ``replayed`` cases of the corpus; ``failing`` of them fail.
     ``tested`` counts the cases that test each thing a decoder may claim, declined ones as well.
-    ``near_ties`` are the first of the ``ties``, ``pairs`` counts the cases of engines by two counters of `PAIRED`.
+    ``lost`` are draft tokens by cause. ``near_ties`` are the first of the ``ties``, ``pairs`` counts the cases of engines by two counters of `PAIRED`.
 
     >>> one = Tally(Counter({Alike(True, "rotary", "equivalent"): 2}), exact=2.0)
     >>> (one + one).run, (one + one).statuses
@@ -92,6 +103,7 @@ class Tally:
     failing: int = 0
     near_ties: tuple[NearTie, ...] = ()
     tested: Counter[Claim] = field(default_factory=Counter)
+    lost: Counter[Losing] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, drawn: Iterable[Outcome], replayed: Iterable[Outcome], claims: Callable[[Any], bool]) -> Tally:
@@ -123,6 +135,9 @@ class Tally:
         if isinstance(case, EngineCase):
             self.pairs.update(map(" ".join, combinations([name for name in PAIRED if name in outcome.coverage], 2)))
         self.losses.update(dict(outcome.losses))
+        for cause in outcome.lost:
+            for waits, count in ((False, cause.tokens), (True, cause.waiting)):
+                self.lost[Losing(cause.fingerprint, cause.window, waits)] += count
         self.observed[SPEAKS] += "drafted" in outcome.observed
         for name, number in outcome.observed.items():
             if name in ("drafted", "accepted") or name.startswith((DICTATED, DUE)):
