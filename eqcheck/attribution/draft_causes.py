@@ -18,23 +18,25 @@ import numpy as np
 
 from eqcheck.attribution.confusion import said_of_query
 from eqcheck.attribution.context import read
-from eqcheck.attribution.draft_losses import Lost, losses_of
+from eqcheck.attribution.draft_losses import DOUBTFUL, Lost, losses_of
 from eqcheck.attribution.labels import Labels
 from eqcheck.attribution.reading import query_of
 from eqcheck.attribution.record import NOT_DRAFTED_ON, Label, Sequences, Write, writes
 from eqcheck.attribution.walk import Chain, Walk
 from eqcheck.contract.family import FAMILY
+from eqcheck.contract.kinds import ALTERED, FED
+from eqcheck.decoding.rounds import Round
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import NOTHING, Statement, state, together
 from eqcheck.hashlm.hashing import CALL, COLUMN, MODEL, ROW, truncated
-from eqcheck.hashlm.trace import DRAFT, Call, Trace
-from eqcheck.contract.kinds import ALTERED, FED
+from eqcheck.hashlm.trace import DRAFT, Call
 from eqcheck.result.outcome import DraftCause
 
-READ = ("wrong-context", "altered", "lost")  # losses of which the draft's calls may show the cause
+READ = ("wrong-context", DOUBTFUL, "altered", "lost")  # losses of which the draft's calls may show the cause
 _HIDES = ("mask/token-hidden", "cache/missing-entry")
 Order = tuple[int, ...]
+Cause = tuple[str, int, bool]  # as `eqcheck.result.outcome.DraftCause` begins
 
 
 class Reading(NamedTuple):
@@ -78,19 +80,36 @@ class DraftLabels(Labels):
     def _label_row(self, call: Call, row: int, taken: set[int]) -> set[int]:
         if not any(self.places.get(int(digest)) for digest in call.digests[row]):
             if (before := self._proposed_by(call, row)) is not None:
-                position = before.position + 1
-                right = before.what == "token" and self.is_at(before.request, position, int(call.tokens[row, 0]))
-                self.of[call.number, row, 0] = Label(before.request, position, "token" if right else "draft")
-                if right:
-                    self.reached[before.request] = max(self.reached.get(before.request, -1), position)
-                return {before.request}
-            if (due := self._due(call, row)) is not None:
-                self._label_columns(call, row, range(call.tokens.shape[1]), due[0], 0, due[1], {})
+                return {self._proposed_behind(before, call, row)}
+            if (begins := self._newest_fed(call, row) or self._due(call, row)) is not None:
+                request, first, at = begins
+                self._label_columns(call, row, range(call.tokens.shape[1]), request, first, at - first, {})
                 self._note_misfed(call, row)
-                return {due[0]}
+                return {request}
         found = super()._label_row(call, row, taken)
         self._note_misfed(call, row)
         return found
+
+    def _proposed_behind(self, before: Label, call: Call, row: int) -> int:
+        """Label a draft token that stands behind a query with this label; the request that it is of.
+
+        A beginning that several requests have is that of the one which goes on so, or drafts from there.
+        """
+        position, token = before.position + 1, int(call.tokens[row, 0])
+        likely = [one for one in range(len(self.requests)) if self.same(before, one)] or [before.request]
+        request = max(
+            likely,
+            key=lambda one: (
+                self.is_at(one, position, token),
+                self.newest[one] == before.position,
+                one == before.request,
+            ),
+        )
+        right = before.what == "token" and self.is_at(request, position, token)
+        self.of[call.number, row, 0] = Label(request, position, "token" if right else "draft")
+        if right:
+            self.reached[request] = max(self.reached.get(request, -1), position)
+        return request
 
     def _note_misfed(self, call: Call, row: int) -> None:
         """Tell apart what is neither the row's nor proposed: the first such token is misfed where the row has one
@@ -116,17 +135,32 @@ class DraftLabels(Labels):
     def _proposed_by(self, call: Call, row: int) -> Label | None:
         """The label of the query that proposed the only token fed, if that was fed last and for a draft token."""
         written = [write for _, write in self._cached(call, row)] if call.tokens.shape[1] == 1 else []
-        if not written:
+        of_rows = [write for write in written if write in self.of and self.of[write].what in ("token", "draft")]
+        if not of_rows or max(of_rows)[0] < self._verified:
             return None
-        number, of_row, column = max(written)
-        label = self.of.get((number, of_row, column))
-        if label is None or label.what not in ("token", "draft") or number < self._verified:
-            return None
+        number, of_row, column = max(of_rows)
+        label = self.of[number, of_row, column]
         proposed = int(self.calls[number].predictions[of_row, column])
         return label if proposed == int(call.tokens[row, 0]) else None
 
-    def _due(self, call: Call, row: int) -> tuple[int, int] | None:
-        """The request and position that come next in a row's cache, where no token is fed that comes there or later."""
+    def _newest_fed(self, call: Call, row: int) -> tuple[int, int, int] | None:
+        """The request whose newest tokens alone a row of a call feeds, the column of the first, and its position."""
+        tokens = call.tokens[row].tolist()
+        real = [column for column, token in enumerate(tokens) if token != self.pad]
+        if not real or real[-1] - real[0] + 1 != len(real):
+            return None
+        found = []
+        for request, newest in self.newest.items():
+            at = newest + 1 - len(real)
+            if at >= 0 and self.sequence(request)[at : newest + 1] == tuple(tokens[real[0] : real[-1] + 1]):
+                found.append((request, real[0], at))
+        return found[0] if len(found) == 1 else None
+
+    def _due(self, call: Call, row: int) -> tuple[int, int, int] | None:
+        """The request and position that come next in a row's cache, where no token is fed that comes there or later.
+
+        The number between them is the first column.
+        """
         shown = [self.of.get(write) for slot, write in self._cached(call, row) if call.visible[row, 0, slot]]
         if not shown or any(label is None or label.what not in ("token", "draft") for label in shown):
             return None
@@ -142,7 +176,7 @@ class DraftLabels(Labels):
             for token in self.sequence(other)[place : place + 1]
             if other != request
         }
-        return None if fed in later or fed in of_others or not later else (request, at)
+        return None if fed in later or fed in of_others or not later else (request, 0, at)
 
 
 class DraftReader:
@@ -204,6 +238,7 @@ class DraftReader:
                 lost,
                 root.fingerprint,
                 said_of_query(root, write, self.labels),
+                round=self._round(lost.own.row, write[0]),
                 query=query_of(write, self.labels, self.family),
                 deviations=cause.alike,
                 consequences=cause.rest,
@@ -279,32 +314,29 @@ class DraftReader:
     def _explanation(self, lost: Lost, cause: str, statement: Statement = NOTHING, **more: object) -> Explanation:
         own, row = lost.own, lost.own.row
         index, truth = own.answered, self.run.truth.uncut[lost.own.row]
-        given = self.run.case.given(row)
         return Explanation(
             "draft",
             "desync",
             row=row,
             token_index=index,
-            round=self._round(lost),
             expected=truth[index] if index < len(truth) else None,
             observed=own.refused[0],
             expected_row=truth[: index + 1],
             observed_row=(*truth[:index], *own.refused),
-            given=given,
+            given=self.run.case.given(row),
             detail=statement.detail,
             facts=statement.facts,
             subject=cause,
             **more,  # type: ignore[arg-type]
         )
 
-    def _round(self, lost: Lost) -> int:
-        """The number of the round among those of its row, from 1."""
-        return 1 + sum(one.row == lost.own.row and one.call.number < lost.own.call.number for one in self._once)
+    def _round(self, row: int, number: int) -> int:
+        """The number of the round of a row, from 1, that a draft call was made for."""
+        return 1 + sum(one.row == row and one.call.number < number for one in self._once)
 
     @cached_property
-    def _once(self) -> list[object]:
-        return list(self.run.rounds.once())
-
+    def _once(self) -> list[Round]:
+        return self.run.rounds.once()
 
 
 def causes_of(run: Run) -> tuple[DraftCause, ...]:
@@ -315,15 +347,16 @@ def causes_of(run: Run) -> tuple[DraftCause, ...]:
     found = losses_of(run)
     if not any(lost.why in READ for lost in (*found.alone, *found.waiting)):
         return ()
-    reader, tokens, first = DraftReader(run), Counter[tuple[str, int, bool]](), dict[tuple[str, int], Order]()
+    reader, first = DraftReader(run), dict[Cause, Order]()
+    tokens = Counter[tuple[Cause, bool]]()
     for waits, of_mode in ((False, found.alone), (True, found.waiting)):
         for lost in of_mode:
             if reading := reader.read(lost):
-                cause = reading.explanation.fingerprint, reader.window(reading)
-                tokens[(*cause, waits)] += lost.tokens
+                cause = reading.explanation.fingerprint, reader.window(reading), lost.why == DOUBTFUL
+                tokens[cause, waits] += lost.tokens
                 first[cause] = min(first.get(cause, reading.order), reading.order)
     ordered = sorted(first, key=first.__getitem__)
-    return tuple(DraftCause(*cause, tokens[(*cause, False)], tokens[(*cause, True)]) for cause in ordered)
+    return tuple(DraftCause(*cause, tokens[cause, False], tokens[cause, True]) for cause in ordered)
 
 
 def explained(run: Run, fingerprint: str = "") -> Explanation | None:

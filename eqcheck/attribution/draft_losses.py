@@ -20,6 +20,7 @@ from eqcheck.hashlm.hashing import Ints
 from eqcheck.hashlm.trace import Call
 
 _Query = tuple[Call, int, int]  # a batch row and column of a call
+DOUBTFUL = "wrong-context?"  # a draft in a wrong context predicted the refused token, perhaps by chance
 WAITING = "waiting "  # before the names of counts that hold where rows wait for the one that accepts least
 
 
@@ -295,7 +296,7 @@ class _Refusals:
         if self.rounds.proposed(row, own.last, until):
             return "altered"
         if after:
-            return "wrong-context?"
+            return DOUBTFUL
         about = any(at >= committed - 1 for _, at in asked)
         return "lost" if about or any(self._saw(query, row) for query in self._wrong(row, since, until)) else "unasked"
 

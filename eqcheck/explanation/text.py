@@ -235,7 +235,7 @@ def _numbers(rows: Sequence[int]) -> str:
 def _note_of(e: Explanation) -> str:
     """Describe what else the wrong token is: the pad id, an EOS, a draft token."""
     if e.component == "draft":
-        return f" (proposed in round {e.round}; the output is correct)"
+        return " (the draft's; the output is correct)"
     marks = []
     for token, name in ((e.expected, "expected"), (e.observed, "got")):
         kind = _meaning(e, token)
@@ -320,7 +320,9 @@ def _read(e: Explanation) -> list[str]:
         lines += [sentence(clause) for clause in (said(e.facts) or [e.detail])]
     if shift := shifted(e):
         lines.append(shift)
-    if e.component != "draft" and e.expected == e.observed and not nothing_expected(e):  # a wrong context that led to the right token
+    if (
+        e.component != "draft" and e.expected == e.observed and not nothing_expected(e)
+    ):  # a wrong context that led to the right token
         lines.append(f"New token {e.token_index} is correct all the same.")
     return lines
 
@@ -382,9 +384,11 @@ def _confirmed(e: Explanation) -> Part | None:
         lines.append(f"{sentence(str(e.repair))[:-1]}, which proves nothing where tokens are chosen wrongly.")
     same, other, none = e.permuted
     if tried := same + other + none:
-        does, right = ("lose", "lose nothing") if e.component == "draft" else ("fail", "")
+        does = "lose draft tokens" if e.component == "draft" else "fail"
+        right = "is correct" if none == 1 else "are correct"
+        if e.component == "draft":
+            right = "does not" if none == 1 else "do not"
         copies = f"{same} of {tried} copies of the case with other tokens {does} in the same way"
-        right = right or ("is correct" if none == 1 else "are correct")
         lines.append(copies + (f"; {none} {right}" if none else "") + ".")
     return Part("Confirmed", " ".join(lines)) if lines else None
 

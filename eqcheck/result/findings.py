@@ -91,8 +91,8 @@ class Finding:
     ``minimised`` is False where time ran out. ``axes`` and ``only`` say on which cases it shows. ``script`` shows the
     finding without eqcheck, where there is such a script; ``story`` is what befell the row, where the calls were seen.
     ``others`` are some more cases that show it. ``count`` is of drawn cases alone; ``replayed`` counts the cases that
-    earlier audits stored. ``tokens`` are the draft tokens that were lost by a cause of slowness, and how many could have
-    been accepted.
+    earlier audits stored. ``tokens`` are the draft tokens that were lost by a cause of slowness, and those that could
+    have been accepted.
     """
 
     outcome: Outcome

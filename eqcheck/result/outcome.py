@@ -49,11 +49,13 @@ class DraftCause(NamedTuple):
     """Draft tokens that one case lost by one cause: the ``tokens``, and those of rows that are held to be ``waiting``
     for each other.
 
-    Where the draft saw a row's newest tokens and nothing else, ``window`` is how many.
+    Where the draft saw a row's newest tokens and nothing else, ``window`` is how many. ``doubtful``: that the draft
+    predicted what was refused may be chance.
     """
 
     fingerprint: str
     window: int
+    doubtful: bool
     tokens: int
     waiting: int
 
@@ -65,8 +67,9 @@ class Outcome:
     ``status`` is one of `eqcheck.result.verdict.VERDICTS`, or ``skipped`` where the decoder ``declined``, which says
     why. ``explanation`` is what judging alone shows; a lane may know more when it has looked into a failing case.
     ``coverage`` names what the case exercised, ``observed`` what the decoder itself counted, ``losses`` what the draft
-    side lost where the output is right, ``lost`` by which cause, ``slow`` explains the first of these where a second look was taken, ``luck`` the fingerprint and the place of a wrong context where the output is
-    right all the same. ``tied`` are the tokens that rounding decided, ``slots`` those of its caches that the target was
+    side lost where the output is right, ``lost`` by which cause; ``slow`` explains the first of these where a second
+    look was taken. ``luck`` has the fingerprint and the place of a wrong context where the output is right all the
+    same. ``tied`` are the tokens that rounding decided, ``slots`` those of its caches that the target was
     handed in all its calls, and those of them that a query saw. ``drawn`` is False for a case of the corpus,
     ``minimal`` is True where nothing smaller fails like it.
 

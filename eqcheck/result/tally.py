@@ -52,6 +52,7 @@ class Losing(NamedTuple):
 
     fingerprint: str
     window: int
+    doubtful: bool
     waits: bool
 
 
@@ -79,7 +80,8 @@ class Tally:
     by checkpoint, drafter, verdict, and why one was declined or crashed, ``fingerprints`` are those seen, also in the
     ``replayed`` cases of the corpus; ``failing`` of them fail.
     ``tested`` counts the cases that test each thing a decoder may claim, declined ones as well.
-    ``lost`` are draft tokens by cause. ``near_ties`` are the first of the ``ties``, ``pairs`` counts the cases of engines by two counters of `PAIRED`.
+    ``near_ties`` are the first of the ``ties``, ``pairs`` counts the cases of engines by two counters of `PAIRED`,
+    ``lost`` the draft tokens by cause.
 
     >>> one = Tally(Counter({Alike(True, "rotary", "equivalent"): 2}), exact=2.0)
     >>> (one + one).run, (one + one).statuses
@@ -137,7 +139,7 @@ class Tally:
         self.losses.update(dict(outcome.losses))
         for cause in outcome.lost:
             for waits, count in ((False, cause.tokens), (True, cause.waiting)):
-                self.lost[Losing(cause.fingerprint, cause.window, waits)] += count
+                self.lost[Losing(cause.fingerprint, cause.window, cause.doubtful, waits)] += count
         self.observed[SPEAKS] += "drafted" in outcome.observed
         for name, number in outcome.observed.items():
             if name in ("drafted", "accepted") or name.startswith((DICTATED, DUE)):

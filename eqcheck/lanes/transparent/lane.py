@@ -31,7 +31,6 @@ from eqcheck.result.outcome import HANG, Outcome
 from eqcheck.result.story import DrawnDecode
 from eqcheck.workers.fork import as_new
 
-
 MOST_SLOW = 4  # causes of lost draft tokens that are looked into, the most tokens first
 
 
@@ -185,7 +184,9 @@ class TransparentLane(Lane):
         for place, name in enumerate(list(told)[:MOST_SLOW]):
             losing = [one for one in result.claimed if any(cause.fingerprint == name for cause in one.lost)]
             left = (end - time.monotonic()) / (len(told) - place)
-            if not losing or not any(cause.fingerprint == name and not cause.window for o in losing for cause in o.lost):
+            if not losing or not any(
+                cause.fingerprint == name and not cause.window for o in losing for cause in o.lost
+            ):
                 continue
             self.on_step("shrink", name)
             with self.decoding(try_case, said=[]) as running:
