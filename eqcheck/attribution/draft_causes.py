@@ -18,7 +18,7 @@ import numpy as np
 
 from eqcheck.attribution.confusion import said_of_query
 from eqcheck.attribution.context import read
-from eqcheck.attribution.draft_losses import DOUBTFUL, Lost, losses_of
+from eqcheck.attribution.draft_losses import DOUBTFUL, LosingRound, losses_of
 from eqcheck.attribution.labels import Labels
 from eqcheck.attribution.reading import query_of
 from eqcheck.attribution.record import NOT_DRAFTED_ON, Label, Sequences, Write, writes
@@ -187,7 +187,7 @@ class DraftReader:
         self.labels = DraftLabels(run)
         self.walk = Walk(self.labels, [truncated(digests[0]) for digests in run.truth.digests], self.family)
 
-    def read(self, lost: Lost) -> Reading | None:
+    def read(self, lost: LosingRound) -> Reading | None:
         """The cause of a loss; None where the draft's calls do not show it."""
         if lost.why not in READ or not lost.own.refused:
             return None
@@ -203,7 +203,7 @@ class DraftReader:
             return None
         return self._wrong_context(lost, cause)
 
-    def _asked(self, lost: Lost) -> Iterator[tuple[Write, Label]]:
+    def _asked(self, lost: LosingRound) -> Iterator[tuple[Write, Label]]:
         """The draft's queries of the round which predicted the token that was refused."""
         for call in self.run.rounds.drafted_between(lost.since, lost.own.call.number):
             for row, column in np.argwhere(call.predictions == lost.own.refused[0]).tolist():
@@ -211,7 +211,7 @@ class DraftReader:
                 if write in self.labels.of:
                     yield write, self.labels.of[write]
 
-    def _blamed(self, lost: Lost) -> Write | None:
+    def _blamed(self, lost: LosingRound) -> Write | None:
         """The query that stood for the row's last right token and predicted the refused one."""
         row, position, fed = lost.own.row, lost.own.last, self._token(lost)
         asked = list(self._asked(lost))
@@ -226,10 +226,10 @@ class DraftReader:
         self.labels.take(likely[0], at.request, at.position)
         return likely[0]
 
-    def _token(self, lost: Lost) -> int:
+    def _token(self, lost: LosingRound) -> int:
         return self.labels.sequence(lost.own.row)[lost.own.last]
 
-    def _wrong_context(self, lost: Lost, cause: Chain) -> Reading:
+    def _wrong_context(self, lost: LosingRound, cause: Chain) -> Reading:
         order, root, write = cause.root
         context = self.walk.context(write).blamed
         return Reading(
@@ -247,7 +247,7 @@ class DraftReader:
             ),
         )
 
-    def _fed_another(self, lost: Lost) -> Reading | None:
+    def _fed_another(self, lost: LosingRound) -> Reading | None:
         """The cause of a draft that was fed another token than the row's: the first one that led to the loss.
 
         What that query attends to beside itself has to be right.
@@ -275,7 +275,7 @@ class DraftReader:
         own = {slot for slot, w in enumerate(writes(call, row)) if w == write}
         return any(one.slot not in own and one.token_position != label.position for one in found.deviations)
 
-    def _given_another(self, lost: Lost) -> Reading | None:
+    def _given_another(self, lost: LosingRound) -> Reading | None:
         """The cause of a loss where the draft proposed the right token, in its right context."""
         own, row, position = lost.own, lost.own.row, lost.own.last
         index, given = own.answered, own.refused[0]
@@ -289,7 +289,7 @@ class DraftReader:
             said = together(said, state("proposal-of", other_row=from_row))
         return Reading((own.call.number, 0, 0), self._explanation(lost, ALTERED, said, tied=True))
 
-    def _proposed_for(self, lost: Lost) -> int | None:
+    def _proposed_for(self, lost: LosingRound) -> int | None:
         """Another row, for which alone the draft proposed the token that was verified."""
         rows = {label.request for _, label in self._asked(lost) if label.exact and label.what == "token"}
         return rows.pop() if len(rows) == 1 and lost.own.row not in rows else None
@@ -311,7 +311,7 @@ class DraftReader:
         farthest = max((label.position for label in self.labels.of.values() if label.exact), default=0)
         return 0 if others or farthest >= seen else seen
 
-    def _explanation(self, lost: Lost, cause: str, statement: Statement = NOTHING, **more: object) -> Explanation:
+    def _explanation(self, lost: LosingRound, subject: str, said: Statement = NOTHING, **more: object) -> Explanation:
         own, row = lost.own, lost.own.row
         index, truth = own.answered, self.run.truth.uncut[lost.own.row]
         return Explanation(
@@ -324,9 +324,9 @@ class DraftReader:
             expected_row=truth[: index + 1],
             observed_row=(*truth[:index], *own.refused),
             given=self.run.case.given(row),
-            detail=statement.detail,
-            facts=statement.facts,
-            subject=cause,
+            detail=said.detail,
+            facts=said.facts,
+            subject=subject,
             **more,  # type: ignore[arg-type]
         )
 

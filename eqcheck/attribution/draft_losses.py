@@ -24,26 +24,24 @@ DOUBTFUL = "wrong-context?"  # a draft in a wrong context predicted the refused 
 WAITING = "waiting "  # before the names of counts that hold where rows wait for the one that accepts least
 
 
-class Lost(NamedTuple):
+class LosingRound(NamedTuple):
     """Draft tokens that one round of a row lost: how many, and ``why``, as the counts name it.
 
-    ``own`` is the round, and the draft was asked for it after the call ``since``. ``before`` is the row's round before
-    it, None for the first.
+    ``own`` is the round, and the draft was asked for it after the call ``since``.
     """
 
     why: str
     tokens: int
     own: Round
     since: int
-    before: Round | None
 
 
 class DraftLosses(NamedTuple):
     """The ``counts`` of one run, and the rounds that lost: of rows that do not wait for each other, and that do."""
 
     counts: Counter[str]
-    alone: tuple[Lost, ...] = ()
-    waiting: tuple[Lost, ...] = ()
+    alone: tuple[LosingRound, ...] = ()
+    waiting: tuple[LosingRound, ...] = ()
 
 
 def draft_losses(run: Run) -> Counter[str]:
@@ -119,7 +117,7 @@ class _Chains:
         again = len(self.rounds.every) - len(once)
         rounds = self._told_apart(self._turns(self.rounds.once() if again else once))
         alone: Counter[str] = Counter()
-        lost_alone: list[Lost] = []
+        lost_alone: list[LosingRound] = []
         for row in range(len(self.needed)):
             of_row = [[turn for turn in turns if turn.own.row == row] for turns in rounds]
             alone.update(self._counted(of_row, lost_alone))
@@ -197,7 +195,7 @@ class _Chains:
         kept = [[turn for turn in turns if turn.own.row not in left_out] for turns in rounds]
         return [turns for turns in kept if turns]
 
-    def _counted(self, rounds: list[list[_Turn]], lost_in: list[Lost]) -> Counter[str]:
+    def _counted(self, rounds: list[list[_Turn]], lost_in: list[LosingRound]) -> Counter[str]:
         """The counts of rows that wait for each other in every round; of a single row, those of that row.
 
         The rounds that lost are added to ``lost_in``.
@@ -216,7 +214,7 @@ class _Chains:
             if lost:
                 since = slowest.before.own.call.number if slowest.before else 0
                 why = self.refusals.why_refused(slowest.own, since, slowest.committed + slowest.own.start)
-                lost_in.append(Lost(why, lost, slowest.own, since, slowest.before.own if slowest.before else None))
+                lost_in.append(LosingRound(why, lost, slowest.own, since))
                 counts[why] += lost
             if surplus > lost:
                 reasons = [self._why_idle(turn, min(turn.known, begin), len(rows) > 1) for turn in turns]
