@@ -78,14 +78,21 @@ class DraftLabels(Labels):
             self.newest[row] = max(self.newest[row], position) if number == call.number else self.newest[row]
 
     def _label_row(self, call: Call, row: int, taken: set[int]) -> set[int]:
+        begins = self._newest_fed(call, row)
         if not any(self.places.get(int(digest)) for digest in call.digests[row]):
             if (before := self._proposed_by(call, row)) is not None:
                 return {self._proposed_behind(before, call, row)}
-            if (begins := self._newest_fed(call, row) or self._due(call, row)) is not None:
-                request, first, at = begins
-                self._label_columns(call, row, range(call.tokens.shape[1]), request, first, at - first, {})
-                self._note_misfed(call, row)
-                return {request}
+            begins = begins or self._due(call, row)
+        elif call.tokens.shape[1] == 1:
+            begins = None
+        if begins is not None:  # several tokens of a row say more than one that is by chance the first of another
+            request, first, at = begins
+            columns = range(call.tokens.shape[1])
+            places = [self.places.get(int(digest), []) for digest in call.digests[row]]
+            exact = {c: p for c in columns for r, p in places[c] if (r, p) == (request, at + c - first)}
+            self._label_columns(call, row, columns, request, first, at - first, exact)
+            self._note_misfed(call, row)
+            return {request}
         found = super()._label_row(call, row, taken)
         self._note_misfed(call, row)
         return found
@@ -147,13 +154,14 @@ class DraftLabels(Labels):
         """The request whose newest tokens alone a row of a call feeds, the column of the first, and its position."""
         tokens = call.tokens[row].tolist()
         real = [column for column, token in enumerate(tokens) if token != self.pad]
-        if not real or real[-1] - real[0] + 1 != len(real):
+        if not real:
             return None
         found = []
         for request, newest in self.newest.items():
-            at = newest + 1 - len(real)
-            if at >= 0 and self.sequence(request)[at : newest + 1] == tuple(tokens[real[0] : real[-1] + 1]):
-                found.append((request, real[0], at))
+            for end in range(real[-1] + 1, len(tokens) + 1):  # a pad id behind may be the row's own
+                at = newest + 1 - (end - real[0])
+                if at >= 0 and self.sequence(request)[at : newest + 1] == tuple(tokens[real[0] : end]):
+                    found.append((request, real[0], at))
         return found[0] if len(found) == 1 else None
 
     def _due(self, call: Call, row: int) -> tuple[int, int, int] | None:
