@@ -20,6 +20,7 @@ from eqcheck.attribution.confusion import said_of_query
 from eqcheck.attribution.context import read
 from eqcheck.attribution.draft_losses import DOUBTFUL, LosingRound, losses_of
 from eqcheck.attribution.labels import Labels
+from eqcheck.attribution.losses import rows_wait
 from eqcheck.attribution.reading import query_of
 from eqcheck.attribution.record import NOT_DRAFTED_ON, Label, Sequences, Write, writes
 from eqcheck.attribution.walk import Chain, Walk
@@ -33,7 +34,8 @@ from eqcheck.hashlm.hashing import CALL, COLUMN, MODEL, ROW, truncated
 from eqcheck.hashlm.trace import DRAFT, Call
 from eqcheck.result.outcome import DraftCause
 
-READ = ("wrong-context", DOUBTFUL, "altered", "lost")  # losses of which the draft's calls may show the cause
+DROPPED = "lost-bonus"
+READ = ("wrong-context", DOUBTFUL, "altered", "lost", DROPPED)  # losses of which the draft's calls may show the cause
 _HIDES = ("mask/token-hidden", "cache/missing-entry")
 Order = tuple[int, ...]
 Cause = tuple[str, int, bool]  # as `eqcheck.result.outcome.DraftCause` begins
@@ -79,7 +81,7 @@ class DraftLabels(Labels):
 
     def _label_row(self, call: Call, row: int, taken: set[int]) -> set[int]:
         begins = self._newest_fed(call, row)
-        if not any(self.places.get(int(digest)) for digest in call.digests[row]):
+        if not self._known(call, row):
             if (before := self._proposed_by(call, row)) is not None:
                 return {self._proposed_behind(before, call, row)}
             begins = begins or self._due(call, row)
@@ -96,6 +98,15 @@ class DraftLabels(Labels):
         found = super()._label_row(call, row, taken)
         self._note_misfed(call, row)
         return found
+
+    def _known(self, call: Call, row: int) -> bool:
+        """Return whether a query of a row of a call is in the right context of a request.
+
+        One token behind others, which sees itself alone, is no beginning, even if a prompt begins with it.
+        """
+        places = [place for digest in call.digests[row] for place in self.places.get(int(digest), [])]
+        behind = call.tokens.shape[1] == 1 and bool(self._cached(call, row))
+        return any(position or not behind for _, position in places)
 
     def _proposed_behind(self, before: Label, call: Call, row: int) -> int:
         """Label a draft token that stands behind a query with this label; the request that it is of.
@@ -197,6 +208,8 @@ class DraftReader:
 
     def read(self, lost: LosingRound) -> Reading | None:
         """The cause of a loss; None where the draft's calls do not show it."""
+        if lost.why == DROPPED:
+            return self._dropped(lost)
         if lost.why not in READ or not lost.own.refused:
             return None
         if lost.why == "altered":
@@ -297,6 +310,27 @@ class DraftReader:
             said = together(said, state("proposal-of", other_row=from_row))
         return Reading((own.call.number, 0, 0), self._explanation(lost, ALTERED, said, tied=True))
 
+    def _dropped(self, lost: LosingRound) -> Reading | None:
+        """The answer of the target behind accepted draft tokens, which was drafted and verified again."""
+        rounds = self.run.rounds.every
+        row, since = lost.own.row, lost.since
+        before = next((one for one in rounds if (one.row, one.call.number) == (row, since)), None)
+        truth = self.run.truth.uncut[row]
+        if before is None or not lost.kept <= before.answered < len(truth):
+            return None
+        index, again = before.answered, lost.own.call.number
+        said = state("answer-dropped", call=since, token=truth[index], index=index, again=again)
+        explanation = replace(
+            self._explanation(lost, "", said, round=self._round(row, since), tied=True),
+            kind="lost-bonus",
+            token_index=lost.kept,
+            expected=truth[lost.kept],
+            observed=None,
+            expected_row=truth[: index + 1],
+            observed_row=truth[: lost.kept],
+        )
+        return Reading((since, 0, 0), explanation)
+
     def _proposed_for(self, lost: LosingRound) -> int | None:
         """Another row, for which alone the draft proposed the token that was verified."""
         rows = {label.request for _, label in self._asked(lost) if label.exact and label.what == "token"}
@@ -328,7 +362,7 @@ class DraftReader:
             row=row,
             token_index=index,
             expected=truth[index] if index < len(truth) else None,
-            observed=own.refused[0],
+            observed=own.refused[0] if own.refused else None,
             expected_row=truth[: index + 1],
             observed_row=(*truth[:index], *own.refused),
             given=self.run.case.given(row),
@@ -363,7 +397,8 @@ def causes_of(run: Run) -> tuple[DraftCause, ...]:
                 cause = reading.explanation.fingerprint, reader.window(reading), lost.why == DOUBTFUL
                 tokens[cause, waits] += lost.tokens
                 first[cause] = min(first.get(cause, reading.order), reading.order)
-    ordered = sorted(first, key=first.__getitem__)
+    waits = rows_wait(found.counts)  # as far as this run tells: what is lost in the other mode comes last
+    ordered = sorted(first, key=lambda cause: (not tokens[cause, waits], first[cause]))
     return tuple(DraftCause(*cause, tokens[cause, False], tokens[cause, True]) for cause in ordered)
 
 
@@ -373,6 +408,7 @@ def explained(run: Run, fingerprint: str = "") -> Explanation | None:
     if not any(lost.why in READ for lost in (*found.alone, *found.waiting)):
         return None
     reader = DraftReader(run)
-    readings = [reading for lost in (*found.alone, *found.waiting) if (reading := reader.read(lost))]
+    of_mode = found.waiting if rows_wait(found.counts) else found.alone
+    readings = [reading for lost in of_mode if (reading := reader.read(lost))]
     named = [one for one in readings if not fingerprint or one.explanation.fingerprint == fingerprint]
     return min(named, key=lambda one: one.order).explanation if named else None

@@ -27,13 +27,15 @@ WAITING = "waiting "  # before the names of counts that hold where rows wait for
 class LosingRound(NamedTuple):
     """Draft tokens that one round of a row lost: how many, and ``why``, as the counts name it.
 
-    ``own`` is the round, and the draft was asked for it after the call ``since``.
+    ``own`` is the round, and the draft was asked for it after the call ``since``. Where an answer of that call was
+    asked again, the decoder had ``kept`` so many new tokens.
     """
 
     why: str
     tokens: int
     own: Round
     since: int
+    kept: int = 0
 
 
 class DraftLosses(NamedTuple):
@@ -218,7 +220,11 @@ class _Chains:
                 counts[why] += lost
             if surplus > lost:
                 reasons = [self._why_idle(turn, min(turn.known, begin), len(rows) > 1) for turn in turns]
-                counts[next((reason for reason in reasons if reason != "policy"), "policy")] += surplus - lost
+                at = next((at for at, reason in enumerate(reasons) if reason != "policy"), 0)
+                counts[reasons[at]] += surplus - lost
+                if before := turns[at].before:
+                    own, since = turns[at].own, before.own.call.number
+                    lost_in.append(LosingRound(reasons[at], surplus - lost, own, since, turns[at].committed))
             counts["spared"] += max(0, lost - surplus)
             counts["rounds"] += len(turns)
             begin = after

@@ -17,6 +17,8 @@ STATEMENTS = {
     "what it attends to before that is correct",
     "given-another": "draft call {call} attends to exactly the right tokens and proposes {proposed}; target call "
     "{target_call} is given {given} in its place",
+    "answer-dropped": "all draft tokens of the row in target call {call} were accepted, and the call predicted new "
+    "token {index}, {token}; it is verified again in call {again}",
     "proposal-of": "that is what the draft proposed for row {other_row}",
     # rows that end wrongly, or are not their own
     "eos-missing": "only the EOS that ends the row is missing",

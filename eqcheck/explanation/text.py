@@ -235,7 +235,7 @@ def _numbers(rows: Sequence[int]) -> str:
 def _note_of(e: Explanation) -> str:
     """Describe what else the wrong token is: the pad id, an EOS, a draft token."""
     if e.component == "draft":
-        return " (the draft's; the output is correct)"
+        return f" ({'kept' if e.kind == 'lost-bonus' else 'drafted'} in this round; the output is correct)"
     marks = []
     for token, name in ((e.expected, "expected"), (e.observed, "got")):
         kind = _meaning(e, token)
