@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eqcheck.attribution.branches import said_of
-from eqcheck.attribution.record import NEVER_FED, Label, Record, Write, writes
+from eqcheck.attribution.record import Label, Record, Write, writes
 from eqcheck.attribution.view import Entry, QueryView
 from eqcheck.explanation.records import Deviation
 from eqcheck.explanation.statements import NOTHING, Statement, state
@@ -62,7 +62,7 @@ def _read_elsewhere(view: QueryView, deviations: list[Deviation], due: set[int])
     whole = view.at + 1 - view.low
     if not view.labels.packed or view.labels.branches or shown <= due or len(shown) != whole:
         return deviations
-    if any(one.kind in ("torn-entry", "window") or one.origin == NEVER_FED for one in deviations):
+    if any(one.kind in ("torn-entry", "window") or one.origin == view.labels.never_fed for one in deviations):
         return deviations
     fed = {label.position for label in view.labels.of.values() if view.labels.same(label, view.request)}
     if not fed.issuperset(absent):

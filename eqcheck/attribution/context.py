@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from eqcheck.attribution.confusion import together, wrong_path
-from eqcheck.attribution.record import NEVER_FED, Label, Record, Write, writes
+from eqcheck.attribution.record import Label, Record, Write, writes
 from eqcheck.attribution.view import Entry, QueryView, entries
 from eqcheck.contract.family import Family
 from eqcheck.explanation.records import Deviation, Slot
@@ -167,7 +167,7 @@ def _unseen(view: QueryView, right: dict[int, Entry]) -> list[Deviation]:
         fed = view.labels.was_fed(view.request, position, view.call.number)
         source = "" if other is None else "held-by-another" if fed else "never-fed"
         origin = "found in no batch row" if other is None else f"found in batch row {other}"
-        about = {"origin": origin if fed else NEVER_FED, "held_by": other, "source": source}
+        about = {"origin": origin if fed else view.labels.never_fed, "held_by": other, "source": source}
         deviations.append(view.deviation("cache", "missing-entry", token_position=position, **about))
     return deviations
 

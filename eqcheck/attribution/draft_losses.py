@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,21 +20,49 @@ from eqcheck.hashlm.hashing import Ints
 from eqcheck.hashlm.trace import Call
 
 _Query = tuple[Call, int, int]  # a batch row and column of a call
+DOUBTFUL = "wrong-context?"  # a draft in a wrong context predicted the refused token, perhaps by chance
 WAITING = "waiting "  # before the names of counts that hold where rows wait for the one that accepts least
 
 
+class LosingRound(NamedTuple):
+    """Draft tokens that one round of a row lost: how many, and ``why``, as the counts name it.
+
+    ``own`` is the round, and the draft was asked for it after the call ``since``. Where an answer of that call was
+    asked again, the decoder had ``kept`` so many new tokens.
+    """
+
+    why: str
+    tokens: int
+    own: Round
+    since: int
+    kept: int = 0
+
+
+class DraftLosses(NamedTuple):
+    """The ``counts`` of one run, and the rounds that lost: of rows that do not wait for each other, and that do."""
+
+    counts: Counter[str]
+    alone: tuple[LosingRound, ...] = ()
+    waiting: tuple[LosingRound, ...] = ()
+
+
 def draft_losses(run: Run) -> Counter[str]:
+    """The losses of a draft model in a run whose output is right, as counts."""
+    return losses_of(run).counts
+
+
+def losses_of(run: Run) -> DraftLosses:
     """The losses of a draft model in a run whose output is right.
 
     There are none where the draft was not asked or nothing was verified. `eqcheck.attribution.losses.settled` decides
-    what a run leaves open.
+    what a run leaves open. The rounds that lost are known where drafts are chains.
     """
     if not run.rounds.drafting:
-        return Counter()
+        return DraftLosses(Counter())
     if run.case.tree:
-        return _of_trees(run)
+        return DraftLosses(_of_trees(run))
     k = min(run.case.num_draft_tokens, max((own.proposed for own in run.rounds.every), default=0))
-    return _Chains(run, k).losses() if k else Counter()
+    return _Chains(run, k).losses() if k else DraftLosses(Counter())
 
 
 @dataclass
@@ -83,19 +112,24 @@ class _Chains:
         self.schedule, self.refusals = Schedule(run.case, run.truth), _Refusals(run)
         self.needed = self.schedule.needed
 
-    def losses(self) -> Counter[str]:
+    def losses(self) -> DraftLosses:
         """The counts of rows that do not wait for each other, those of rows that do, and what tells which it is."""
         ends = [len(prompt) + needed for prompt, needed in zip(self.run.case.prompts, self.needed, strict=True)]
         once = self.rounds.once(ends=ends)
         again = len(self.rounds.every) - len(once)
         rounds = self._told_apart(self._turns(self.rounds.once() if again else once))
         alone: Counter[str] = Counter()
+        lost_alone: list[LosingRound] = []
         for row in range(len(self.needed)):
-            alone.update(self._counted([[turn for turn in turns if turn.own.row == row] for turns in rounds]))
-        waiting = self._counted(rounds) if _all_take_part(rounds) else alone
+            of_row = [[turn for turn in turns if turn.own.row == row] for turns in rounds]
+            alone.update(self._counted(of_row, lost_alone))
+        waiting, lost_waiting = alone, lost_alone
+        if _all_take_part(rounds):
+            lost_waiting = []
+            waiting = self._counted(rounds, lost_waiting)
         counts = +(alone + Counter({f"{WAITING}{name}": count for name, count in waiting.items()}))
         counts.update(evidence for turn in chain.from_iterable(rounds) for evidence in turn.ahead_or_level())
-        return counts + Counter(again=again)
+        return DraftLosses(counts + Counter(again=again), tuple(lost_alone), tuple(lost_waiting))
 
     def _reach(self, row: int, tokens: int, count: int) -> int:
         """Return how many tokens are known after a round that begins with so many and verifies ``count`` right ones."""
@@ -163,8 +197,11 @@ class _Chains:
         kept = [[turn for turn in turns if turn.own.row not in left_out] for turns in rounds]
         return [turns for turns in kept if turns]
 
-    def _counted(self, rounds: list[list[_Turn]]) -> Counter[str]:
-        """The counts of rows that wait for each other in every round; of a single row, those of that row."""
+    def _counted(self, rounds: list[list[_Turn]], lost_in: list[LosingRound]) -> Counter[str]:
+        """The counts of rows that wait for each other in every round; of a single row, those of that row.
+
+        The rounds that lost are added to ``lost_in``.
+        """
         rounds = [turns for turns in rounds if turns]
         rows = {turn.own.row for turns in rounds for turn in turns}
         counts: Counter[str] = Counter()
@@ -178,10 +215,16 @@ class _Chains:
             lost = left[after] - left[right]
             if lost:
                 since = slowest.before.own.call.number if slowest.before else 0
-                counts[self.refusals.why_refused(slowest.own, since, slowest.committed + slowest.own.start)] += lost
+                why = self.refusals.why_refused(slowest.own, since, slowest.committed + slowest.own.start)
+                lost_in.append(LosingRound(why, lost, slowest.own, since))
+                counts[why] += lost
             if surplus > lost:
                 reasons = [self._why_idle(turn, min(turn.known, begin), len(rows) > 1) for turn in turns]
-                counts[next((reason for reason in reasons if reason != "policy"), "policy")] += surplus - lost
+                at = next((at for at, reason in enumerate(reasons) if reason != "policy"), 0)
+                counts[reasons[at]] += surplus - lost
+                if before := turns[at].before:
+                    own, since = turns[at].own, before.own.call.number
+                    lost_in.append(LosingRound(reasons[at], surplus - lost, own, since, turns[at].committed))
             counts["spared"] += max(0, lost - surplus)
             counts["rounds"] += len(turns)
             begin = after
@@ -257,7 +300,7 @@ class _Refusals:
         if self.rounds.proposed(row, own.last, until):
             return "altered"
         if after:
-            return "wrong-context?"
+            return DOUBTFUL
         about = any(at >= committed - 1 for _, at in asked)
         return "lost" if about or any(self._saw(query, row) for query in self._wrong(row, since, until)) else "unasked"
 

@@ -44,7 +44,7 @@ class Labels(Record):
 
     def add(self, call: Call, given: bool = False) -> None:
         """Label the next call; ``given`` when it was made before the decoder began."""
-        if call.role == DRAFT:
+        if call.role != self.role:
             self._proposed.append((call.number, set(call.predictions[call.tells].tolist())))
             return
         self.calls[call.number] = call

@@ -42,11 +42,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from eqcheck.attribution.draft_losses import WAITING, draft_losses
+from eqcheck.attribution.draft_losses import DOUBTFUL, WAITING, draft_losses
 from eqcheck.attribution.heads import head_losses
 from eqcheck.contract.kinds import HEAD_LOSSES
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.notice import Notice
+from eqcheck.result.tally import Losing
 
 _COINCIDENCES = 100  # a filler is the row's next token about once in a vocabulary of 128
 # One row seen ahead refutes so many that are level: rows that wait are ahead only where a token is right by chance, and
@@ -78,6 +79,53 @@ def all_warnings(losses: Counter[str]) -> list[str]:
     return draft_warnings(losses) + head_warnings(losses)
 
 
+def rows_wait(losses: Counter[str]) -> bool:
+    """Return whether the rows of many runs are held to wait for the one that accepts least."""
+    return losses["ahead"] * _ENOUGH_AHEAD < losses["level"]
+
+
+def by_cause(losses: Counter[str], lost: Counter[Losing]) -> dict[str, int]:
+    """The draft tokens that were lost by each cause that is told, the most first; ``losses`` as for `all_warnings`.
+
+    Nothing is told where so little is lost that there is no warning. Left out is a single token, and a draft that
+    always sees the same number of its row's newest tokens: that is how it was built.
+    """
+    waits, allowed = rows_wait(losses), settled(losses)["allowed"]
+    tokens: Counter[str] = Counter()
+    for one, count in lost.items():
+        if one.waits == waits and (not one.doubtful or _likely(losses, waits)):
+            tokens[one.fingerprint] += count
+    designed = _by_design(lost)
+    told = {name: count for name, count in tokens.most_common() if count > 1 and name not in designed}
+    return told if sum(told.values()) * _COINCIDENCES >= allowed else {}
+
+
+def _by_design(lost: Counter[Losing]) -> set[str]:
+    """The causes for which each query at fault saw the same number of its row's newest tokens, and nothing else."""
+    windows: dict[str, set[int]] = {}
+    for one, count in lost.items():
+        windows.setdefault(one.fingerprint, set()).update({one.window} if count else ())
+    return {name for name, sizes in windows.items() if len(sizes) == 1 and 0 not in sizes}
+
+
+def but_for_windows(losses: Counter[str], lost: Counter[Losing]) -> Counter[str]:
+    """The losses of many runs without those of a draft that is built to see so many of its row's newest tokens."""
+    left, designed = Counter(losses), _by_design(lost)
+    for one, count in lost.items():
+        if one.fingerprint in designed:
+            begin = WAITING if one.waits else ""
+            name = f"{begin}{DOUBTFUL if one.doubtful else 'wrong-context'}"
+            meant = min(count, left[name])
+            left.update({name: -meant, f"{begin}policy": meant})
+    return +left
+
+
+def _likely(losses: Counter[str], waits: bool) -> bool:
+    """Return whether what may be a coincidence is the draft's: it is told more often than drafts by other means."""
+    begin = WAITING if waits else ""
+    return losses[f"{begin}{DOUBTFUL}"] >= losses[f"{begin}unasked"]
+
+
 def settled(losses: Counter[str]) -> Counter[str]:
     """The counts of many runs, with what each run leaves open decided by what is seen in all of them.
 
@@ -89,10 +137,10 @@ def settled(losses: Counter[str]) -> Counter[str]:
         >>> settled(Counter({"rounds": 9, "ideal": 8, "wrong-context?": 1, "ahead": 2}))
         Counter({'rounds': 9, 'ideal': 8, 'wrong-context': 1})
     """
-    waits = losses["ahead"] * _ENOUGH_AHEAD < losses["level"]
+    waits = rows_wait(losses)
     counts = Counter({name.removeprefix(WAITING): n for name, n in losses.items() if name.startswith(WAITING) == waits})
-    likely = counts.pop("wrong-context?", 0)
-    counts["wrong-context" if likely >= counts["unasked"] else "unasked"] += likely
+    doubtful = counts.pop(DOUBTFUL, 0)
+    counts["wrong-context" if _likely(losses, waits) else "unasked"] += doubtful
     dropped = counts.pop("lost-bonus?", 0)
     counts["policy" if losses["again"] > dropped else "lost-bonus"] += dropped
     return Counter({name: count for name, count in counts.items() if count and name not in ("ahead", "level", "again")})

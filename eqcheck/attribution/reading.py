@@ -16,12 +16,12 @@ from eqcheck.attribution.bookkeeping import Told, WrongToken, diagnose
 from eqcheck.attribution.confusion import said_of_query
 from eqcheck.attribution.feeding import fed_instead
 from eqcheck.attribution.labels import labels_of
-from eqcheck.attribution.record import Write
+from eqcheck.attribution.record import Record, Write
 from eqcheck.attribution.sources import Sources
 from eqcheck.attribution.turns import Turns
 from eqcheck.attribution.walk import Walk, order_of
 from eqcheck.attribution.whole_rows import prompt_returned
-from eqcheck.contract.family import FAMILY
+from eqcheck.contract.family import FAMILY, Family
 from eqcheck.contract.kinds import KINDS
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Deviation, Explanation, Query
@@ -206,18 +206,7 @@ class Reader:
     # The facts that the hypotheses ask for.
 
     def _query(self, write: Write) -> Query:
-        number, call_row, column = write
-        call, label = self.labels.calls[number], self.labels.of[write]
-        return Query(
-            call=number,
-            call_row=call_row,
-            column=column,
-            token=self.sources.fed(write),
-            logical_position=label.position,
-            position=int(call.positions[call_row, column]),
-            predicted=self.sources.predicted(write),
-            sees_from=self.family.first_seen(label.position),
-        )
+        return query_of(write, self.labels, self.family)
 
     def _told(self, asked: WrongToken, told: Told | None) -> Finding | None:
         """A fault of bookkeeping that what a call shows proves."""
@@ -330,6 +319,22 @@ class Reader:
             facts=statement.facts,
             **more,  # type: ignore[arg-type]
         )
+
+
+def query_of(write: Write, labels: Record, family: Family) -> Query:
+    """The query that made a write, as it was fed and as it is labelled."""
+    number, call_row, column = write
+    call, label = labels.calls[number], labels.of[write]
+    return Query(
+        call=number,
+        call_row=call_row,
+        column=column,
+        token=int(call.tokens[call_row, column]),
+        logical_position=label.position,
+        position=int(call.positions[call_row, column]),
+        predicted=int(call.predictions[call_row, column]),
+        sees_from=family.first_seen(label.position),
+    )
 
 
 # In causal order; the first that applies is what is said. `tests/test_hypotheses.py` has for each a run that needs it.

@@ -16,6 +16,7 @@ from eqcheck.hashlm.trace import TARGET, Call
 Write = tuple[int, int, int]
 NO_WRITE: Write = (-1, -1, -1)  # of what no model wrote
 NEVER_FED = "never fed to the target"
+NOT_DRAFTED_ON = "never fed to the draft"
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,12 @@ class Sequences(NamedTuple):
 class Record:
     """The label of every write so far; ``rounds[request]`` are the calls in which it took part.
 
-    ``packed``: a row of a call was seen to hold several requests. ``branches``: the drafts of a row may be a tree.
+    ``packed``: a row of a call was seen to hold several requests. ``branches``: the drafts of a row may be a tree. The
+    calls are those of one model, named by its ``role``.
     """
+
+    role = TARGET
+    never_fed = NEVER_FED
 
     def __init__(
         self, requests: list[Sequences], pad: int, padding_side: str, drafted: bool, branches: bool = False
@@ -159,7 +164,7 @@ class Record:
         return np.array_equal(one.tokens, other.tokens) and np.array_equal(one.positions, other.positions)
 
     def was_fed(self, request: int, position: int, until: int) -> bool:
-        """Return whether a target call up to this one was fed the id that a request has there,
+        """Return whether a call up to this one was fed the id that a request has there,
         for whichever row or place.
         """
         token = self.sequence(request)[position]
@@ -172,7 +177,7 @@ class Record:
 
     def held(self, call: Call, row: int) -> list[Label]:
         fields = call.kv[0][0, row, 0]
-        writes = ((int(f[CALL]), int(f[ROW]), int(f[COLUMN])) for f in fields if f[MODEL] == TARGET)
+        writes = ((int(f[CALL]), int(f[ROW]), int(f[COLUMN])) for f in fields if f[MODEL] == self.role)
         return [self.of[write] for write in writes if write in self.of and write[0] != call.number]
 
     def is_at(self, request: int, position: int, token: int) -> bool:

@@ -126,12 +126,16 @@ def permutation(
             agree += 1
         elif not _pad_instead(other, explanation):
             differ += 1
-    counts = (agree, differ, passed)
+    return shown_by(agree, differ, passed), (agree, differ, passed)
+
+
+def shown_by(agree: int, differ: int, passed: int) -> str:
+    """The testimony of so many variants that agree, that differ, and that have nothing wrong."""
     if agree >= _AGREEING and agree >= _FOR_ONE_THAT_DIFFERS * differ:
-        return "stable", counts
+        return "stable"
     if differ:
-        return "changes", counts
-    return ("depends" if passed and not agree else "untried"), counts
+        return "changes"
+    return "depends" if passed and not agree else "untried"
 
 
 _OF_ANOTHER = "mask/of-another-row"

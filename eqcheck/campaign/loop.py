@@ -17,7 +17,7 @@ from eqcheck.campaign.pace import Pace, interruptible, pointless
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.requirements import unmet
-from eqcheck.explanation.internal import UNEXPLAINED, InternalError, guarded, internal_error, note
+from eqcheck.explanation.internal import UNEXPLAINED, guarded, internal_error, note
 from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.lane import Lane, lane_named, lanes_of

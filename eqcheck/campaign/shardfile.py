@@ -26,7 +26,7 @@ from eqcheck.explanation.records import Explanation
 from eqcheck.result.claims import Claim, Unreached
 from eqcheck.result.findings import Audit, Finding
 from eqcheck.result.outcome import NearTie, Outcome
-from eqcheck.result.tally import Alike, Placed, Tally
+from eqcheck.result.tally import Alike, Losing, Placed, Tally
 from eqcheck.sampling.exclusion import Exclusion
 from eqcheck.sampling.wealth import Wealth
 from eqcheck.store.casefile import case_of, read_json, write_whole
@@ -85,6 +85,7 @@ class Counts:
     near_ties: tuple[NearTie, ...] = ()
     tested: tuple[tuple[Claim, int], ...] = ()
     placed: tuple[Placed, ...] = ()
+    lost: tuple[tuple[Losing, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def part_of(audit: Audit) -> LaneResults:
     """The result of one lane of a shard, as data."""
     tally = audit.tally
     counts = {name.name: getattr(tally, name.name) for name in fields(Tally)}
-    counts |= {name: tuple(getattr(tally, name).items()) for name in ("alike", "tested")}
+    counts |= {name: tuple(getattr(tally, name).items()) for name in ("alike", "tested", "lost")}
     counts |= {"fingerprints": tuple(sorted(tally.fingerprints))}
     rest = [name.name for name in fields(Finding) if name.name != "outcome"]
     return LaneResults(
@@ -198,7 +199,7 @@ def tally_of(counts: Counts) -> Tally:
     given |= {
         name: Counter(given[name]) for name in ("coverage", "losses", "observed", "lucky", "slots", "served", "pairs")
     }
-    given |= {name: Counter(dict(getattr(counts, name))) for name in ("alike", "tested")}
+    given |= {name: Counter(dict(getattr(counts, name))) for name in ("alike", "tested", "lost")}
     return Tally(**{**given, "fingerprints": set(counts.fingerprints)})
 
 

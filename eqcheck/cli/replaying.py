@@ -26,7 +26,6 @@ from eqcheck.result.outcome import Outcome
 from eqcheck.result.story import DrawnDecode
 from eqcheck.store.casefile import StoredViolation, command, read_case, target_of, write_whole
 
-
 _OF_MANY = ("sampling/stray-law", "sampling/impossible-token")
 """What a single case shows of a sampler that all cases of an audit together show to be wrong, and where."""
 
@@ -170,6 +169,9 @@ def _told(name: str, stored: StoredViolation, outcome: Outcome, width: int) -> t
     if outcome.status == "inconclusive":
         line = f"INCONCLUSIVE: the evidence does not decide about {name}{was}{drawn}; 10^6 is a violation"
         return INCONCLUSIVE, line, ""
+    if explanation is None and outcome.slow is not None:
+        line = f"SLOW: {name} loses draft tokens on this case; its output is correct{was}"
+        return EQUIVALENT, printable(line), printable(f"{render(outcome.slow, width=width)}\n")
     if explanation is None:
         return EQUIVALENT, f"FIXED: {name} is equivalent on this case{was}{drawn}", ""
     words = printable(f"{render(explanation, width=width)}\n{outcome.traceback}")

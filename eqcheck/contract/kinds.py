@@ -215,6 +215,14 @@ _RECORDS = (
 KINDS = {kind.name: kind for kind in _RECORDS}  # names are unique across components
 FINGERPRINTS = tuple(kind.fingerprint for kind in _RECORDS)
 
+# What makes a draft lose tokens beside a wrong context, which has the names of the target's kinds. One or the other is
+# the subject of `draft/desync`.
+FED, ALTERED = "fed-another", "given-another"
+DRAFT_CAUSES = {
+    FED: "the draft is fed another token than the row's",
+    ALTERED: "the target is given another token than the draft proposed",
+}
+
 # The wrong input of a draft head, in words, by the name of its kind.
 HEAD_LOSSES = {
     "torn": "its input is no hidden state: zeros, changed numbers or a mix",

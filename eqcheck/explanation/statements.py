@@ -12,6 +12,14 @@ from eqcheck.explanation.records import Deviation, Explanation, Search, many
 
 # Numbers take their noun from the format: ``{tokens:token}`` is "1 token" or "2 tokens"; ``{nth:th}`` is "2nd".
 STATEMENTS = {
+    # why draft tokens are lost, where every context is right
+    "fed-another": "draft call {call} feeds token {fed} at position {position} of the row, where token {due} is due; "
+    "what it attends to before that is correct",
+    "given-another": "draft call {call} attends to exactly the right tokens and proposes {proposed}; target call "
+    "{target_call} is given {given} in its place",
+    "answer-dropped": "all draft tokens of the row in target call {call} were accepted, and the call predicted new "
+    "token {index}, {token}; it is verified again in call {again}",
+    "proposal-of": "that is what the draft proposed for row {other_row}",
     # rows that end wrongly, or are not their own
     "eos-missing": "only the EOS that ends the row is missing",
     "ends-early": "{emitted} of {expected_tokens} tokens were returned, all of them correct",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from eqcheck.contract.kinds import KINDS
+from eqcheck.contract.kinds import DRAFT_CAUSES, KINDS
 from eqcheck.contract.trees import Nodes
 from eqcheck.explanation.layout import filled, table
 from eqcheck.explanation.records import BY_TOKENS, Deviation, Explanation, Given, Slot, many
@@ -75,7 +75,19 @@ def meaning(e: Explanation) -> str:
     """Return what the kind means, as likely where it was found by search, and whether a token shows it."""
     searched_for = e.search is not None and e.search.surprising
     likely = " (likely)" if searched_for else ""
-    return f"{KINDS[e.kind].meaning}{likely}{f'; {RIGHT_SO_FAR}' if e.harmless else ''}"
+    return f"{cause_words(e)}{likely}{f'; {RIGHT_SO_FAR}' if e.harmless else ''}"
+
+
+def cause_words(e: Explanation) -> str:
+    """Return what the kind means; of lost draft tokens, what is wrong with the draft.
+
+    >>> cause_words(Explanation("draft", "desync", subject="mask/token-hidden"))
+    'in the draft, a token of the row is cached but masked'
+    """
+    if e.component != "draft" or not e.subject:
+        return KINDS[e.kind].meaning
+    kind = KINDS.get(e.subject.rpartition("/")[2])
+    return f"in the draft, {kind.meaning}" if kind else DRAFT_CAUSES.get(e.subject, KINDS[e.kind].meaning)
 
 
 def agreement(status: str, rows: int, ties: int) -> str:
@@ -311,6 +323,8 @@ def _numbers(rows: Sequence[int]) -> str:
 
 def _note_of(e: Explanation) -> str:
     """Describe what else the wrong token is: the pad id, an EOS, a draft token."""
+    if e.component == "draft":
+        return f" ({'kept' if e.kind == 'lost-bonus' else 'drafted'} in this round; the output is correct)"
     marks = []
     for token, name in ((e.expected, "expected"), (e.observed, "got")):
         kind = _meaning(e, token)
@@ -377,7 +391,8 @@ def _read(e: Explanation) -> list[str]:
     several = e.given is not None and len(e.given.rows) > 1
     place = f" in column {q.column} of batch row {q.call_row}" if several or q.column or q.call_row else ""
     own = f"It is at position {q.logical_position} of {'the row' if row == e.row else f'row {row}'}"
-    call = f"Target call {q.call}{where} feeds token {q.token}{place}"
+    model = "Draft" if e.component == "draft" else "Target"
+    call = f"{model} call {q.call}{where} feeds token {q.token}{place}"
     first, rest = (e.deviations[0], e.deviations) if e.deviations else (None, ())
     if first is not None and first.kind == "query-position":
         right = f"so its position id must be {first.expected}"
@@ -395,7 +410,9 @@ def _read(e: Explanation) -> list[str]:
         lines += [sentence(clause) for clause in (said(e.facts) or [e.detail])]
     if shift := shifted(e):
         lines.append(shift)
-    if e.expected == e.observed and not nothing_expected(e):  # a wrong context that led to the right token
+    if (
+        e.component != "draft" and e.expected == e.observed and not nothing_expected(e)
+    ):  # a wrong context that led to the right token
         lines.append(f"New token {e.token_index} is correct all the same.")
     return lines
 
@@ -458,8 +475,12 @@ def _confirmed(e: Explanation) -> Part | None:
         lines.append(f"{sentence(str(e.repair))[:-1]}, which proves nothing where tokens are {wrongly} wrongly.")
     same, other, none = e.permuted
     if tried := same + other + none:
-        copies = f"{same} of {tried} copies of the case with other tokens fail in the same way"
-        lines.append(copies + (f"; {none} {'is' if none == 1 else 'are'} correct" if none else "") + ".")
+        does = "lose draft tokens" if e.component == "draft" else "fail"
+        right = "is correct" if none == 1 else "are correct"
+        if e.component == "draft":
+            right = "does not" if none == 1 else "do not"
+        copies = f"{same} of {tried} copies of the case with other tokens {does} in the same way"
+        lines.append(copies + (f"; {none} {right}" if none else "") + ".")
     return Part("Confirmed", " ".join(lines)) if lines else None
 
 

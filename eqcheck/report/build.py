@@ -14,10 +14,9 @@ from eqcheck import __version__
 from eqcheck.case.record import AnyCase
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
-from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.internal import InternalError
 from eqcheck.explanation.notice import LIMIT, kind_of
-from eqcheck.explanation.text import render
+from eqcheck.explanation.text import cause_words, render
 from eqcheck.report.media import MARKDOWN, PAGE, in_all_media
 from eqcheck.report.schema import (
     FORMAT,
@@ -50,7 +49,7 @@ from eqcheck.store.casefile import (
     write_whole,
 )
 
-_FOLDERS = {"violation": "cases", "discovery": "discoveries", "inconclusive": "inconclusive"}
+_FOLDERS = {"violation": "cases", "discovery": "discoveries", "inconclusive": "inconclusive", "slow": "slow"}
 _INTERNAL = "internal"  # the folder of cases in which eqcheck itself failed
 _PACKAGES = ("torch", "transformers", "hypothesis")
 
@@ -115,6 +114,7 @@ def report_of(audit: Audit, folder: Path) -> Report:
         violations=_violations(audit, "violation", folder),
         discoveries=_violations(audit, "discovery", folder),
         inconclusive=_violations(audit, "inconclusive", folder),
+        slow=_violations(audit, "slow", folder),
         warnings=tuple(one_line(warning, LIMIT) for warning in audit.warnings),
         warning_kinds=tuple(map(kind_of, audit.warnings)),
         declined=tally.declined,
@@ -197,7 +197,7 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedV
         kind=e.kind,
         count=sum(finding.count for finding in findings),
         first=First(e.row, e.token_index, e.round, e.expected, e.observed),
-        cause=Cause(e.component, e.kind, e.subject, KINDS[e.kind].meaning),
+        cause=Cause(e.component, e.kind, e.subject, cause_words(e)),
         conditions=conditions,
         evidence=e,
         explanation=render(e, shown.needs if shown.minimised else None, shown.plain),
@@ -213,6 +213,7 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedV
         known_until=listed.until.isoformat() if listed else None,
         others=shown.others,
         stored=sum(finding.replayed for finding in findings),
+        tokens=shown.tokens,
     )
 
 

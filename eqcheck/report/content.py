@@ -17,7 +17,7 @@ from eqcheck.result.declining import summary
 from eqcheck.result.findings import STANDINGS
 from eqcheck.result.tally import PAIRED, gathered_by_chance
 
-STANDING = {"violation": "FAIL", "discovery": "DISCOVERY", "inconclusive": "INCONCLUSIVE"}
+STANDING = {"violation": "FAIL", "discovery": "DISCOVERY", "inconclusive": "INCONCLUSIVE", "slow": "SLOW"}
 UNCLAIMED_NOTE = "In brackets: families the decoder does not claim. A failure there is a discovery, not a violation."
 _OF_COMPLETIONS = ("finish_reason", "usage", "logprobs", "prompt_logprobs", "to_cancel", "cancelled")
 _OF_TREES = ("tree", "different_trees", "off_spine")
@@ -101,6 +101,10 @@ class Content:
 
     def summed(self, standing: str, finding: ReportedViolation) -> str:
         """In how many cases a finding shows, drawn and stored ones apart, in words."""
+        if standing == "slow":
+            lost, of = finding.tokens
+            share = f" ({100 * lost / of:.0f} %)" if lost <= of else ""  # some rounds committed nothing
+            return f"{lost} of {many(of, 'draft token')} lost{share}, in {self.counted(finding)}"
         if standing == "discovery":
             unclaimed = [name for name, entry in self.r.matrix.items() if not entry.claimed]
             where = [name for name in unclaimed if finding.fingerprint in self.r.matrix[name].fingerprints]

@@ -103,7 +103,8 @@ class ReportedViolation:
     and ``only`` says on which of them the failing ones lie. ``known`` is the link that the decoder declares for it, or
     that the user lists it with; only then ``known_until`` is the last day on which it passes. ``story`` is what
     befell the row, where the calls were seen. ``others`` are some of the other cases that show it. ``count`` is of
-    drawn cases alone, ``stored`` of those that earlier audits left in the corpus.
+    drawn cases alone, ``stored`` of those that earlier audits left in the corpus. Of a cause of slowness ``tokens`` are
+    the draft tokens lost by it, and those that could have been accepted.
     """
 
     fingerprint: str
@@ -127,6 +128,7 @@ class ReportedViolation:
     known_until: str | None = None
     others: tuple[OtherCase, ...] = ()
     stored: Count = 0
+    tokens: tuple[Count, Count] = (0, 0)
 
     @property
     def caused(self) -> bool:
@@ -208,6 +210,7 @@ class Report:
     - ``outdated``: why an audit fails without a violation: known violations that expired or no longer occur, or too
       many lost draft tokens.
     - ``written``: the date in UTC; ``command``: the command as typed.
+    - ``slow``: causes by which draft tokens are lost; the output is right, and they count for no verdict.
     - ``unreached``: claims of the decoder that no drawn case tested, each with how many cases would have.
     - ``internal_errors``: errors of eqcheck itself; cases that it could not judge are in no count.
     """
@@ -257,6 +260,7 @@ class Report:
     pairs: dict[str, Count] = field(default_factory=dict)
     unreached: tuple[Unreached, ...] = ()
     internal_errors: tuple[InternalError, ...] = ()
+    slow: tuple[ReportedViolation, ...] = ()
 
     @property
     def noticed(self) -> list[Notice]:

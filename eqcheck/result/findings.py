@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from eqcheck.sampling.exclusion import Exclusion
     from eqcheck.sampling.wealth import Wealth
 
-STANDINGS = {"violations": "violation", "discoveries": "discovery", "inconclusive": "inconclusive"}
-"""The groups of a report's findings, and what each finding of them is; the gravest first."""
+STANDINGS = {"violations": "violation", "discoveries": "discovery", "inconclusive": "inconclusive", "slow": "slow"}
+"""The groups of a report's findings, and what each finding of them is; the gravest first.
+
+What is slow loses draft tokens: its output is right, and it counts for no verdict."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ class Finding:
     ``minimised`` is False where time ran out. ``axes`` and ``only`` say on which cases it shows. ``script`` shows the
     finding without eqcheck, where there is such a script; ``story`` is what befell the row, where the calls were seen.
     ``others`` are some more cases that show it. ``count`` is of drawn cases alone; ``replayed`` counts the cases that
-    earlier audits stored.
+    earlier audits stored. ``tokens`` are the draft tokens that were lost by a cause of slowness, and those that could
+    have been accepted.
     """
 
     outcome: Outcome
@@ -110,6 +113,7 @@ class Finding:
     story: Story | None = None
     others: tuple[OtherCase, ...] = ()
     replayed: int = 0
+    tokens: tuple[int, int] = (0, 0)
 
     @property
     def fingerprint(self) -> str:

@@ -47,6 +47,21 @@ class NearTie:
         return f"{place}: {self.emitted} for {self.best}, margin {self.margin:.2g}, tolerance {self.bound:.2g}"
 
 
+class DraftCause(NamedTuple):
+    """Draft tokens that one case lost by one cause: the ``tokens``, and those of rows that are held to be ``waiting``
+    for each other.
+
+    Where the draft saw a row's newest tokens and nothing else, ``window`` is how many. ``doubtful``: that the draft
+    predicted what was refused may be chance.
+    """
+
+    fingerprint: str
+    window: int
+    doubtful: bool
+    tokens: int
+    waiting: int
+
+
 @dataclass(frozen=True)
 class Outcome:
     """One case's result, picklable. ``outputs`` is None when the decoder failed.
@@ -54,8 +69,9 @@ class Outcome:
     ``status`` is one of `eqcheck.result.verdict.VERDICTS`, or ``skipped`` where the decoder ``declined``, which says
     why. ``explanation`` is what judging alone shows; a lane may know more when it has looked into a failing case.
     ``coverage`` names what the case exercised, ``observed`` what the decoder itself counted, ``losses`` what the draft
-    side lost where the output is right, ``luck`` the fingerprint and the place of a wrong context where the output is
-    right all the same. ``traits`` are what is known of the case before it is decoded, in the order of `TRAITS` of
+    side lost where the output is right, ``lost`` by which cause; ``slow`` explains the first of these where a second
+    look was taken. ``luck`` has the fingerprint and the place of a wrong context where the output is right all the
+    same. ``traits`` are what is known of the case before it is decoded, in the order of `TRAITS` of
     `eqcheck.result.conditions`. ``tied`` are the tokens that rounding decided, ``slots`` those of its caches that the
     target was handed in all its calls, and those of them that a query saw. ``drawn`` is False for a case of the corpus,
     ``minimal`` is True where nothing smaller fails like it.
@@ -75,6 +91,8 @@ class Outcome:
     explanation: Explanation | None = None
     traceback: str = ""
     losses: tuple[tuple[str, int], ...] = ()
+    lost: tuple[DraftCause, ...] = ()
+    slow: Explanation | None = field(default=None, compare=False)
     declined: str = ""
     observed: Mapping[str, Any] = field(default_factory=dict)
     tied: tuple[NearTie, ...] = ()

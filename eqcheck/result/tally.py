@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
 from math import exp, lgamma
-from typing import Any
+from typing import Any, NamedTuple
 
 from eqcheck.case.engine import EngineCase
 from eqcheck.case.record import Case
@@ -42,6 +42,18 @@ DUE_SAMPLED = "sampled rows"
 
 DUE_DRAWN = f"{DUE_SAMPLED} drawn"
 """Behind `DUE`, the rounds of sampled rows in which the draft tokens were drawn: nothing is known of these."""
+
+
+class Losing(NamedTuple):
+    """A cause by which draft tokens are lost, as `eqcheck.result.outcome.DraftCause` has it.
+
+    ``waits``: counted as if rows wait for each other.
+    """
+
+    fingerprint: str
+    window: int
+    doubtful: bool
+    waits: bool
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,8 @@ class Tally:
     ``replayed`` cases of the corpus; ``failing`` of them fail.
     ``tested`` counts the cases that test each thing a decoder may claim, declined ones as well. ``placed`` are the
     first drawn cases with all their traits.
-    ``near_ties`` are the first of the ``ties``, ``pairs`` counts the cases of engines by two counters of `PAIRED`.
+    ``near_ties`` are the first of the ``ties``, ``pairs`` counts the cases of engines by two counters of `PAIRED`,
+    ``lost`` the draft tokens by cause.
 
     >>> one = Tally(Counter({Alike(True, "rotary", "equivalent"): 2}), exact=2.0)
     >>> (one + one).run, (one + one).statuses
@@ -110,6 +123,7 @@ class Tally:
     near_ties: tuple[NearTie, ...] = ()
     tested: Counter[Claim] = field(default_factory=Counter)
     placed: tuple[Placed, ...] = ()
+    lost: Counter[Losing] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, drawn: Iterable[Outcome], replayed: Iterable[Outcome], claims: Callable[[Any], bool]) -> Tally:
@@ -146,6 +160,9 @@ class Tally:
         if isinstance(case, EngineCase):
             self.pairs.update(map(" ".join, combinations([name for name in PAIRED if name in outcome.coverage], 2)))
         self.losses.update(dict(outcome.losses))
+        for cause in outcome.lost:
+            for waits, count in ((False, cause.tokens), (True, cause.waiting)):
+                self.lost[Losing(cause.fingerprint, cause.window, cause.doubtful, waits)] += count
         self.observed[SPEAKS] += "drafted" in outcome.observed
         for name, number in outcome.observed.items():
             if name in ("drafted", "accepted") or name.startswith((DICTATED, DUE)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from architectures.hold import DTYPES, Held
+from architectures.hold import Held
 
 
 def table(found: Sequence[Held]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from eqcheck.attribution.bookkeeping import Ending, endings
-from eqcheck.attribution.losses import all_warnings, lost, settled
+from eqcheck.attribution.losses import all_warnings, but_for_windows, by_cause, lost, settled
 from eqcheck.contract.decoders import CACHE_STATES
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.family import FAMILY
@@ -35,14 +35,15 @@ def conclusions(result: Audit) -> None:
     keeps_state = any(finding.explanation.component == "state" for finding in result.findings)
     if result.doubtful and not keeps_state:  # what does not repeat once may not the next time either
         result.findings = [replace(finding, standing="inconclusive") for finding in result.findings]
-    result.findings = with_axes(result)
+    result.findings = with_tokens(result, with_axes(result))
     result.vacuous = bool(tally.run) and not result.coverage.get("target_called")
+    losses = but_for_windows(tally.losses, tally.lost)
     result.facts |= {
         "reached": {**dict.fromkeys(TRANSPARENT.reached, 0), **tally.reached},
         "matrix": _matrix(result),
         "cache_states": _cache_states(result),
-        "draft_losses": dict(sorted(settled(tally.losses).items())),
-        "draft_loss": lost(tally.losses),
+        "draft_losses": dict(sorted(settled(losses).items())),
+        "draft_loss": lost(losses),
     }
     result.warnings += _about_claims(result)
 
@@ -52,7 +53,19 @@ def with_axes(result: Audit) -> list[Finding]:
 
     A finding of several shards has its failing cases by axis already: in each, they count with one finding.
     """
-    return [_with_axes(result, finding) for finding in result.findings]
+    slow = [finding for finding in result.findings if finding.standing == "slow"]  # their cases do not fail
+    return [_with_axes(result, finding) for finding in result.findings if finding not in slow] + slow
+
+
+def with_tokens(result: Audit, findings: list[Finding]) -> list[Finding]:
+    """The findings, those of lost draft tokens with how many were lost, as far as they are told of all cases."""
+    tally = result.tally
+    told, allowed = by_cause(tally.losses, tally.lost), settled(tally.losses)["allowed"]
+    return [
+        replace(finding, tokens=(told.get(finding.fingerprint, 0), allowed)) if finding.standing == "slow" else finding
+        for finding in findings
+        if finding.standing != "slow" or finding.fingerprint in told
+    ]
 
 
 def _with_axes(result: Audit, finding: Finding) -> Finding:
@@ -233,7 +246,7 @@ def _about_claims(result: Audit) -> list[str]:
     tally = result.tally
     warnings = vacuous(result.coverage, result.decoder.requires) if tally.run else []
     warnings += declining.warnings_of(result.decoder, tally)
-    warnings += all_warnings(tally.losses)
+    warnings += all_warnings(but_for_windows(tally.losses, tally.lost))
     warnings += luck_warnings(result)
     if tally.drawn and not (tally.run or tally.declined):
         warnings.append("no case was of a family that the decoder claims: audit without --families for a verdict on it")

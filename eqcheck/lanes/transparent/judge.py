@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
+from eqcheck.attribution.draft_causes import causes_of, explained
 from eqcheck.attribution.ids import variants
 from eqcheck.attribution.losses import all_losses
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.story import decode_of, story_of
-from eqcheck.attribution.witnesses import second_opinion
+from eqcheck.attribution.witnesses import second_opinion, shown_by
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import Generate
 from eqcheck.contract.family import FAMILY
@@ -60,7 +62,9 @@ def try_case(generate: Generate, case: Case, timeout: float | None, *, opinion: 
         explanation,
         done.failure_text,
         tuple(all_losses(done).items()) if verdict else (),
-        done.declined,
+        causes_of(done) if verdict else (),
+        slow_of(generate, done, timeout) if verdict and opinion else None,
+        declined=done.declined,
         tied=done.ties,
         luck=luck_of(done) if verdict else ("", ""),
         slots=slots(done) if verdict else (0, 0),
@@ -68,6 +72,34 @@ def try_case(generate: Generate, case: Case, timeout: float | None, *, opinion: 
         seconds=time.monotonic() - start,
         story=story_of(done, explanation) if opinion and explanation is not None else None,
     )
+
+
+def slow_of(generate: Generate, done: Run, timeout: float | None, fingerprint: str = "") -> Explanation | None:
+    """Why a run whose output is right lost draft tokens, where the case with other ids shows the same; else None.
+
+    The first cause is told, or the one with this ``fingerprint``.
+    """
+    explanation = explained(done, fingerprint)
+    if explanation is None:
+        return None
+    agree = differ = passed = 0
+    for case in variants(done.case):
+        other = run(generate, case, timeout)
+        causes = [cause.fingerprint for cause in causes_of(other)] if judge(other) else []
+        agree += explanation.fingerprint in causes
+        differ += bool(causes) and explanation.fingerprint not in causes
+        passed += not causes and other.outputs is not None
+    stable = shown_by(agree, differ, passed) == "stable"
+    return replace(explanation, permuted=(agree, differ, passed)) if stable else None
+
+
+def try_slow(
+    generate: Generate, case: Case, timeout: float | None, *, opinion: bool = False, fingerprint: str = ""
+) -> Outcome:
+    """Decode one case that loses draft tokens by this cause, and explain that one, whatever else it loses."""
+    done = run(generate, case, timeout)
+    verdict = judge(done)
+    return Outcome(case, verdict.status, slow=slow_of(generate, done, timeout, fingerprint) if verdict else None)
 
 
 def try_calls(

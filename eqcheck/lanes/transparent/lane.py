@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -9,6 +11,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from eqcheck.attribution.losses import by_cause
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import POISONED, Decoder
 from eqcheck.contract.family import FAMILY, claimed_by
@@ -18,18 +21,20 @@ from eqcheck.explanation.notice import INCONCLUSIVE, Notice
 from eqcheck.explanation.statements import unrepeated
 from eqcheck.lanes.lane import Lane
 from eqcheck.lanes.transparent.conclusions import conclusions as of_counts
-from eqcheck.lanes.transparent.conclusions import with_axes
+from eqcheck.lanes.transparent.conclusions import table, with_axes
 from eqcheck.lanes.transparent.coverage import traits
-from eqcheck.lanes.transparent.judge import try_calls, try_case
+from eqcheck.lanes.transparent.judge import try_calls, try_case, try_slow
 from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.lanes.transparent.sequences import Fresh, SequenceSearch, verdict
-from eqcheck.lanes.transparent.settle import confirmed, confirms, minimise, of_state
+from eqcheck.lanes.transparent.settle import confirmed, confirms, minimise, of_state, smallest_slow
 from eqcheck.memory.probe import probe_case, try_memory
 from eqcheck.result.claims import Claim
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import HANG, Outcome
 from eqcheck.result.story import DrawnDecode
 from eqcheck.workers.fork import as_new
+
+MOST_SLOW = 4  # causes of lost draft tokens that are looked into, the most tokens first
 
 
 class TransparentLane(Lane):
@@ -178,8 +183,41 @@ class TransparentLane(Lane):
         result.findings = [replace(one, outcome=_with_traits(one.outcome)) for one in result.findings]
         if result.options.memory and not result.interrupted:
             self._measure_memory()
+        if not result.interrupted:
+            result.findings += self._explain_losses()
         result.warnings += [self._in_doubt(finding) for finding in result.doubtful]
         result.findings = with_axes(result)
+
+    def _explain_losses(self) -> Iterator[Finding]:
+        """A finding for each cause by which draft tokens are lost, with the smallest case that does so."""
+        result, options = self.result, self.options
+        told = by_cause(result.tally.losses, result.tally.lost)
+        end = self.begun + options.budget if options.budget else float("inf")
+        for place, name in enumerate(list(told)[:MOST_SLOW]):
+            losing = [one for one in result.claimed if any(cause.fingerprint == name for cause in one.lost)]
+            left = (end - time.monotonic()) / (len(told) - place)
+            if not losing or not any(
+                cause.fingerprint == name and not cause.window for o in losing for cause in o.lost
+            ):
+                continue
+            self.on_step("shrink", name)
+            with self.decoding(try_case, said=[]) as running:
+                case, small = smallest_slow(losing, name, self.source, running, left)
+            with self.decoding(partial(try_slow, fingerprint=name), said=[]) as running:
+                shown = running.try_case(case)
+            if shown.slow is None:
+                continue
+            failing = Counter(place for outcome in losing for place in outcome.case.axes.items())
+            run = result.tally.places(lambda one: one.claimed and one.status != "violation" and not one.declined)
+            yield Finding(
+                shown,
+                shown.slow,
+                count=len(losing),
+                standing="slow",
+                minimised=small,
+                axes=table(failing, run),
+                tokens=(told[name], 0),
+            )
 
     def _measure_memory(self) -> None:
         """Decode the case that memory is measured on, by a new instance of the decoder."""

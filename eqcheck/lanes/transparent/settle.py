@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from eqcheck.attribution.ids import redrawn, variants
@@ -16,6 +16,7 @@ from eqcheck.result.outcome import HANG, Outcome
 from eqcheck.workers.worker import Workers
 
 MINIMISE_S = 60.0  # for one fingerprint
+SLOW_TRIES, SLOW_S = 200, 20.0  # for one cause of lost draft tokens: what is slow is right
 _HANG_AGAIN_S = 1.0
 _LATER = 40  # cases that are tried for state behind a fingerprint
 _ALONE_TRIES = 150  # where each takes a process of its own
@@ -108,3 +109,30 @@ def minimise(
         runner.renew()
         last = runner.try_case(smallest)
     return replace(last, minimal=True) if last.fingerprint == fingerprint else None
+
+
+def smallest_slow(
+    outcomes: Sequence[Outcome], fingerprint: str, source: Source, runner: Workers, seconds: float
+) -> tuple[Case, bool]:
+    """The smallest case found that loses draft tokens by a cause, and whether there was time to make it small.
+
+    Where a case of these ``outcomes`` loses by this cause first, the smallest one does so, too.
+    """
+
+    def loses(outcome: Outcome, first: bool) -> bool:
+        names = [cause.fingerprint for cause in outcome.lost if not cause.window]
+        return not outcome.failed and fingerprint in (names[:1] if first else names)
+
+    first = any(loses(outcome, True) for outcome in outcomes)
+    losing = [outcome for outcome in outcomes if loses(outcome, first)]
+    chosen = min(losing, key=lambda outcome: sum(map(len, outcome.case.prompts)))
+    if seconds <= 0:
+        return chosen.case, False
+    runner.renew()
+    case = source.minimise(
+        chosen.case,
+        lambda case: case.family == chosen.case.family and loses(runner.try_case(case), first),
+        tries=SLOW_TRIES,
+        seconds=min(seconds, SLOW_S),
+    )
+    return case, True
