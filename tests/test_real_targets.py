@@ -25,9 +25,11 @@ from eqcheck.decoding.harness import run
 from eqcheck.lanes.transparent.judge import try_case
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.real import shadow
-from eqcheck.real.models import margins
+from eqcheck.real.models import VOCAB_SIZE, margins, model_of
 from eqcheck.real.tap import TapFailed
 from eqcheck.real.targets import check, families_of
+from eqcheck.real.truth import noise, tolerance
+from eqcheck.truth.ties import FACTOR
 
 RAGGED = Case(prompts=((5, 7, 9), (1, 2), (3,)), max_new_tokens=6, num_draft_tokens=2, accepts=((1, 2), (0,), (2, 0)))
 
@@ -414,3 +416,19 @@ def test_a_cache_that_rounds_is_told_as_such() -> None:
     found = [one for one in outcomes(rounds, "rotary@llama", 6) if one.status == "violation"]
     assert {one.fingerprint for one in found} == {"cache/torn-entry"}
     assert all("entries differ from what was written" in str(one.explanation) for one in found)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gpt2", "mistral"])
+def test_a_tolerance_leaves_tokens_that_are_no_ties(architecture: str) -> None:
+    """In bfloat16 a few scores are far off; sixteen times that is more than what lies between any two tokens."""
+    ids = torch.randint(0, VOCAB_SIZE, (8, 24), generator=torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        exact, rounded = (model_of(architecture, dtype, 0)(input_ids=ids).logits for dtype in ("float64", "bfloat16"))
+    best, spread = exact.amax(-1), float((exact.amax(-1) - exact.median(-1).values).median())
+    assert FACTOR * noise(architecture, "bfloat16", 0) > spread, "the noise alone would excuse every second token"
+    allowed = tolerance(architecture, "bfloat16", 0)
+    assert allowed < spread
+    lead = best - exact.gather(-1, rounded.argmax(-1, keepdim=True))[..., 0]
+    assert float(lead.max()) < allowed, "the model's own choices in bfloat16 are ties"
+    assert tolerance(architecture, "float32", 0) == FACTOR * noise(architecture, "float32", 0) < 0.001
+    assert tolerance(architecture, "float64", 0) == 0.0

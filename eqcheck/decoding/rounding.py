@@ -1,7 +1,7 @@
 """Ties told from faults, where a target computes in less than float64.
 
 A token is a tie where a query that saw exactly its row answered it, and the float64 target prefers its own by no more
-than `eqcheck.truth.ties.bound`. Tokens behind a tie are judged after the emitted token: the truth goes on from it.
+than `eqcheck.real.truth.tolerance`. Tokens behind a tie are judged after the emitted token: the truth goes on from it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import numpy as np
 from eqcheck.contract.family import FAMILY
 from eqcheck.decoding.run import Run, Truth
 from eqcheck.hashlm.trace import TARGET
-from eqcheck.real.truth import noise, scores_of
+from eqcheck.real.truth import scores_of, tolerance
 from eqcheck.result.outcome import NearTie
 from eqcheck.truth.continuation import continue_row, digests_of
-from eqcheck.truth.ties import FACTOR
 
 
 def ties_of(run: Run) -> Run:
@@ -29,7 +28,7 @@ def ties_of(run: Run) -> Run:
     assert family.target is not None
     if run.outputs is None or family.target.dtype == "float64" or family.built:
         return run
-    bound = FACTOR * noise(family.target.architecture, family.target.dtype, case.seed)
+    bound = tolerance(family.target.architecture, family.target.dtype, case.seed)
     for row in range(len(case.prompts)):
         while (index := answered(run, row)) is not None and (margin := _lead(run, row, index)) <= bound:
             run = after(
