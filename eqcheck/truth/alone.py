@@ -192,8 +192,11 @@ class Alone:
         plain = self.generated(prompt, limit, eos, known=known)  # one call does not accuse: it goes on token by token
         assert plain is not None
         first = common_start(plain, observed)
-        if steady and (rounds or first in (len(plain), len(observed))):
+        if steady and first in (len(plain), len(observed)):
             return Expected(plain)
+        if steady and rounds:  # rounding parts ways, too, so nothing less than the whole row shows another one
+            rows = (self.generated(prompt, limit, eos, way, along=kept, least=len(kept)) for way in (GENERATED, WITH))
+            return Expected(next((row for row in rows if row is not None), plain))
         found, ways = Expected(plain), (GENERATED, WITH, *self.remembered(prompt))
         if not steady:
             cached = self.generated(prompt, limit, eos, WITH)
