@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ENGINES := openvino_genai vllm mlx_vlm mlx_lm llama_cpp onnxruntime_genai
 
-.PHONY: audit showcase test test-all test-long test-oldest test-older test-newest golden golden-write figures gate-test lint docs bench comparison engines engines-test cluster-test newcomer dist release clean
+.PHONY: audit showcase test test-all test-long test-oldest test-older test-newest golden golden-write figures gate-test lint docs bench comparison architectures engines engines-test cluster-test newcomer dist release clean
 
 audit: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --allow-known --cases 60 --jobs 2
@@ -93,6 +93,10 @@ bench: $(VENV)/.installed
 
 comparison: $(VENV)/.installed
 	PYTHONPATH=tests $(VENV)/bin/python -m comparison --jobs 2
+
+# The oracle on each architecture of transformers that can be built small, in three dtypes: half an hour on two cores.
+architectures: $(VENV)/.installed
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m architectures
 
 # The engines that `eqcheck audit openvino_genai vllm` runs, each in an environment of its own.
 engines: $(VENV)/.installed $(ENGINES:%=.venv-%/.installed)

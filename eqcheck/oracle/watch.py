@@ -15,7 +15,7 @@ from eqcheck.attribution.labels import Labels, labels_of
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.record import Label, Write
 from eqcheck.case.record import Case
-from eqcheck.contract.errors import UsageError
+from eqcheck.contract.errors import Unsupported, UsageError
 from eqcheck.contract.family import FAMILY
 from eqcheck.contract.options import RowOptions
 from eqcheck.decoding.rounding import after, answered, answers_to
@@ -316,7 +316,10 @@ def _more(oracle: AnyOracle) -> Callable[[tuple[int, ...], int], Sequence[int]]:
 def watching(oracle: AnyOracle, case: WatchedCase, draft: Any = None, tokens_only: bool = False) -> Iterator[Watch]:
     """Watch the oracle's target, and a draft, for as long as the context lasts."""
     trace = Trace()
-    models = [Watched.of(oracle.target, TARGET), *([Watched.of(draft, DRAFT)] if draft is not None else [])]
+    try:
+        models = [Watched.of(oracle.target, TARGET), *([Watched.of(draft, DRAFT)] if draft is not None else [])]
+    except Unsupported as unread:
+        raise UsageError(f"watch: the model cannot be read: {unread}") from unread
     with tapped(models, Shadow(models, FAMILY[case.family], trace, {})):
         try:
             yield Watch(oracle, case, trace, tokens_only)

@@ -153,14 +153,18 @@ class Alone:
         same = self._same(alone, whole[: len(prompt)][-_HELD:])
         if not (same and self._repeats):
             self.forget(prompt[0])
-            self._repeats = self._same(alone, again := self.scores(prompt)[-_HELD:])
-            if not self._repeats:
-                off = float((alone - again).abs().nan_to_num(nan=0.0).max())
-                raise UsageError(
-                    f"target: expected the same logits for the same tokens, got some that are {off:.2g} apart in two "
-                    "calls, so no output can be judged; look for random numbers, or for a state that calls leave"
-                )
+            self._repeats = self._repeated(alone, self.scores(prompt)[-_HELD:])
         return whole if same else None
+
+    def _repeated(self, first: torch.Tensor, again: torch.Tensor) -> bool:
+        """Return True where two calls with the same tokens agree; `UsageError` where they do not."""
+        if self._same(first, again):
+            return True
+        off = float((first - again).abs().nan_to_num(nan=0.0).max())
+        raise UsageError(
+            f"target: expected the same logits for the same tokens, got some that are {off:.2g} apart in two calls, so "
+            "no output can be judged; look for random numbers, or for a state that calls leave"
+        )
 
     def _same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
         counts = one.isfinite() & other.isfinite()
@@ -192,8 +196,11 @@ class Alone:
         plain = self.generated(prompt, limit, eos, known=known)  # one call does not accuse: it goes on token by token
         assert plain is not None
         first = common_start(plain, observed)
-        if steady and (rounds or first in (len(plain), len(observed))):
+        if steady and first in (len(plain), len(observed)):
             return Expected(plain)
+        if steady and rounds:  # rounding parts ways, too, so nothing less than the whole row shows another one
+            rows = (self.generated(prompt, limit, eos, way, along=kept, least=len(kept)) for way in (GENERATED, WITH))
+            return Expected(next((row for row in rows if row is not None), plain))
         found, ways = Expected(plain), (GENERATED, WITH, *self.remembered(prompt))
         if not steady:
             cached = self.generated(prompt, limit, eos, WITH)
@@ -207,6 +214,12 @@ class Alone:
                 break
         if found.apart is not None:
             self.part(prompt, found.way, found.apart)
+        if found.tokens != tuple(observed):  # before a row is accused: some hash at random, and only from a length on
+            text = [*prompt, *found.tokens]
+            self.forget(prompt[0])
+            first = self.scores(text)
+            self.forget(prompt[0])
+            self._repeated(first, self.scores(text))
         return found
 
     def remembered(self, prompt: _Ids) -> list[Way]:

@@ -140,13 +140,14 @@ class RowGaps:
         found: tuple[torch.Tensor, Way | None] = _logs(told), WITHOUT if whole is None else None
         plain, gaps = found[0], _gaps(found[0], torch.tensor(row))
         least = max(gaps)
-        tried = (GENERATED, WITH, *self._alone.remembered(prompt)) if least > BROKEN or whole is None else ()
+        tried = (GENERATED, WITH, *self._alone.remembered(prompt)) if least > self.threshold or whole is None else ()
         for way in tried:
             if (told := self._alone.laws(prompt, row, way)) is None:
-                if self._alone.generated(prompt, len(row), (), way) == row and least > BROKEN:
-                    self._alone.part(prompt, way, next(at for at, gap in enumerate(gaps) if gap > BROKEN))
+                if self._alone.generated(prompt, len(row), (), way) == row and least > self.threshold:
+                    if least > BROKEN:
+                        self._alone.part(prompt, way, next(at for at, gap in enumerate(gaps) if gap > BROKEN))
                     chosen = torch.tensor(row)[:, None]  # the laws are not known, but what they choose is
-                    return plain.scatter(1, chosen, plain.amax(-1, keepdim=True)), None
+                    return plain.scatter(1, chosen, plain.amax(-1, keepdim=True)), way
                 continue
             laws = _logs(told)
             changes = (plain - laws).gather(1, plain.topk(2).indices).abs().nan_to_num(nan=0.0).amax(-1).tolist()
@@ -182,10 +183,10 @@ class RowGaps:
     ) -> list[list[torch.Tensor | None]]:
         """The laws of rows as the model computes them otherwise; where a length changes them, beside a copy alone."""
         found: list[list[torch.Tensor | None]] = [[] for _ in rows]
-        for at, (prompt, row, (_, way)) in enumerate(zip(prompts, rows, ways, strict=True)):
+        for at, (prompt, row, (its, way)) in enumerate(zip(prompts, rows, ways, strict=True)):
             if way is not None:
                 told = self._alone.laws(prompt, row, way, copies=2)
-                found[at].append(None if told is None else _logs(told))
+                found[at].append(its if told is None else _logs(told))  # of an unknown law no noise is known
         one = [at for at, (_, way) in enumerate(ways) if way is None]
         if one:
             batch = self._in_a_batch([prompts[at] for at in one], [rows[at] for at in one])
