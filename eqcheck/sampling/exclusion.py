@@ -68,7 +68,7 @@ class Excluded:
 
     @property
     def amount(self) -> str:
-        """Return how much of the fault would have been seen, without what the fault is where tokens are drawn wrongly."""
+        """Return how much of the fault would have been seen, without its name where tokens are drawn wrongly."""
         if self.law in _MIXED:
             if self.size is None:
                 return "no share of tokens"

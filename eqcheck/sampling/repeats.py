@@ -118,7 +118,7 @@ def _pairs(current: _Round, before: _Round | None) -> Iterator[tuple[tuple[Numbe
 
 
 def _drawn(draw: _Draw, other: _Draw) -> tuple[float, float]:
-    """Return how much likelier a draw is where the other's number is used again: a uniform number, or the times of a race."""
+    """Return how much likelier a draw is with the other one's uniform number, and with the times of its race."""
     own, theirs = float(draw.law[draw.token]), float(other.law[other.token])
     if own <= 0 or theirs <= 0:
         return 1.0, 1.0
