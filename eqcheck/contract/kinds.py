@@ -213,7 +213,7 @@ _RECORDS = (
 KINDS = {kind.name: kind for kind in _RECORDS}  # names are unique across components
 FINGERPRINTS = tuple(kind.fingerprint for kind in _RECORDS)
 
-# Beside a wrong context, which has the names of the target's kinds, two things make a draft lose tokens. Each of them is a
+# Beside a wrong context, which has the names of the target's kinds, two things make a draft lose tokens: each is a
 # subject of `draft/desync`.
 FED, ALTERED = "fed-another", "given-another"
 DRAFT_CAUSES = {
