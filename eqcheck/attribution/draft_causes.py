@@ -1,4 +1,4 @@
-"""Why draft tokens were lost, read from the draft's calls by the walk that reads the target's.
+"""Read why draft tokens were lost from the calls of the draft, by the walk that reads those of the target.
 
 A round of the target refused a draft token that a right draft would not have proposed. The walk begins at the draft's
 query that had to predict the token in its place, and ends at the first deviation that led to it, of the kinds that the
@@ -95,9 +95,9 @@ class DraftLabels(Labels):
             self._label_columns(call, row, columns, request, first, at - first, exact)
             self._note_misfed(call, row)
             return {request}
-        found = super()._label_row(call, row, taken)
+        losses = super()._label_row(call, row, taken)
         self._note_misfed(call, row)
-        return found
+        return losses
 
     def _known(self, call: Call, row: int) -> bool:
         """Return whether a query of a row of a call is in the right context of a request.
@@ -167,13 +167,13 @@ class DraftLabels(Labels):
         real = [column for column, token in enumerate(tokens) if token != self.pad]
         if not real:
             return None
-        found = []
+        losses = []
         for request, newest in self.newest.items():
             for end in range(real[-1] + 1, len(tokens) + 1):  # a pad id behind may be the row's own
                 at = newest + 1 - (end - real[0])
                 if at >= 0 and self.sequence(request)[at : newest + 1] == tuple(tokens[real[0] : end]):
-                    found.append((request, real[0], at))
-        return found[0] if len(found) == 1 else None
+                    losses.append((request, real[0], at))
+        return losses[0] if len(losses) == 1 else None
 
     def _due(self, call: Call, row: int) -> tuple[int, int, int] | None:
         """The request and position that come next in a row's cache, where no token is fed that comes there or later.
@@ -271,7 +271,7 @@ class DraftReader:
     def _fed_another(self, lost: LosingRound) -> Reading | None:
         """The cause of a draft that was fed another token than the row's: the first one that led to the loss.
 
-        What that query attends to beside itself has to be right.
+        The query must attend to nothing else that is wrong.
         """
         for write, _ in self._asked(lost):
             call, call_row, column = self.labels.calls[write[0]], write[1], write[2]
@@ -292,9 +292,9 @@ class DraftReader:
     def _wrong_beside(self, write: Write, label: Label) -> bool:
         """Return whether a query that was fed another token attends to anything else that is wrong."""
         call, (_, row, column) = self.labels.calls[write[0]], write
-        found = read(call, row, column, replace(label, what="token"), self.labels, self.walk.stored, self.family)
+        losses = read(call, row, column, replace(label, what="token"), self.labels, self.walk.stored, self.family)
         own = {slot for slot, w in enumerate(writes(call, row)) if w == write}
-        return any(one.slot not in own and one.token_position != label.position for one in found.deviations)
+        return any(one.slot not in own and one.token_position != label.position for one in losses.deviations)
 
     def _given_another(self, lost: LosingRound) -> Reading | None:
         """The cause of a loss where the draft proposed the right token, in its right context."""
@@ -386,29 +386,29 @@ def causes_of(run: Run) -> tuple[DraftCause, ...]:
 
     Nothing is read where nothing was lost.
     """
-    found = losses_of(run)
-    if not any(lost.why in READ for lost in (*found.alone, *found.waiting)):
+    losses = losses_of(run)
+    if not any(lost.why in READ for lost in (*losses.alone, *losses.waiting)):
         return ()
     reader, first = DraftReader(run), dict[Cause, Order]()
     tokens = Counter[tuple[Cause, bool]]()
-    for waits, of_mode in ((False, found.alone), (True, found.waiting)):
+    for waits, of_mode in ((False, losses.alone), (True, losses.waiting)):
         for lost in of_mode:
             if reading := reader.read(lost):
                 cause = reading.explanation.fingerprint, reader.window(reading), lost.why == DOUBTFUL
                 tokens[cause, waits] += lost.tokens
                 first[cause] = min(first.get(cause, reading.order), reading.order)
-    waits = rows_wait(found.counts)  # as far as this run tells: what is lost in the other mode comes last
+    waits = rows_wait(losses.counts)  # as far as this run tells: what is lost in the other mode comes last
     ordered = sorted(first, key=lambda cause: (not tokens[cause, waits], first[cause]))
     return tuple(DraftCause(*cause, tokens[cause, False], tokens[cause, True]) for cause in ordered)
 
 
 def explained(run: Run, fingerprint: str = "") -> Explanation | None:
     """The first loss of a run in causal order, of a cause with this fingerprint or of any; None where none has one."""
-    found = losses_of(run)
-    if not any(lost.why in READ for lost in (*found.alone, *found.waiting)):
+    losses = losses_of(run)
+    if not any(lost.why in READ for lost in (*losses.alone, *losses.waiting)):
         return None
     reader = DraftReader(run)
-    of_mode = found.waiting if rows_wait(found.counts) else found.alone
+    of_mode = losses.waiting if rows_wait(losses.counts) else losses.alone
     readings = [reading for lost in of_mode if (reading := reader.read(lost))]
     named = [one for one in readings if not fingerprint or one.explanation.fingerprint == fingerprint]
     return min(named, key=lambda one: one.order).explanation if named else None

@@ -215,8 +215,8 @@ _RECORDS = (
 KINDS = {kind.name: kind for kind in _RECORDS}  # names are unique across components
 FINGERPRINTS = tuple(kind.fingerprint for kind in _RECORDS)
 
-# What makes a draft lose tokens beside a wrong context, which has the names of the target's kinds. One or the other is
-# the subject of `draft/desync`.
+# Beside a wrong context, which has the names of the target's kinds, two things make a draft lose tokens: each is a
+# subject of `draft/desync`.
 FED, ALTERED = "fed-another", "given-another"
 DRAFT_CAUSES = {
     FED: "the draft is fed another token than the row's",
