@@ -172,7 +172,8 @@ def test_a_right_audit_has_no_internal_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "step", ["naming.cause", "lane.law_finding", "transparent.smallest", "evidence.Gathered.exclusion", "judge.impossible"]
+    "step",
+    ["naming.cause", "lane.law_finding", "transparent.smallest", "evidence.Gathered.exclusion", "judge.impossible"],
 )
 @pytest.mark.rest
 def test_in_the_lane_of_sampling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
@@ -216,7 +217,7 @@ def test_the_command_goes_on_wherever_the_decoder_runs(tmp_path: Path, more: tup
     (tmp_path / "planted.py").write_text(PLANT)
     done = command(tmp_path, "audit", "planted.py:wrong", "--cases", "12", "--out", "out", "--junit", "j.xml", *more)
     assert done.returncode == INTERNAL
-    assert "raise KeyError(\"planted\")" in done.stderr  # the line of the traceback that says where
+    assert 'raise KeyError("planted")' in done.stderr  # the line of the traceback that says where
     assert "planted: violation in" in done.stdout
     folder = tmp_path / "out" / "planted"
     assert all((folder / name).is_file() for name in FILES)
@@ -235,7 +236,12 @@ def test_the_suite_for_adapters_goes_on_and_ends_with_3(tmp_path: Path) -> None:
     (tmp_path / "planted.py").write_text(PLANT)
     words = ["--adapter", "planted.py:wrong", "--eqcheck-cases", "4", "-p", "no:cacheprovider", "-q"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *words], cwd=tmp_path, capture_output=True, text=True, env=environment(), check=False
+        [sys.executable, "-m", "pytest", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
     )
     assert done.returncode == INTERNAL
     assert "eqcheck: internal errors" in done.stdout
@@ -249,7 +255,12 @@ def environment() -> dict[str, str]:
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "eqcheck.cli", *words], cwd=folder, capture_output=True, text=True, env=environment(), check=False
+        [sys.executable, "-m", "eqcheck.cli", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
     )
 
 
@@ -336,16 +347,26 @@ class Raises:
 @pytest.mark.parametrize("body", ["return [[Raises()] for _ in request.prompts]", "raise KeyboardInterrupt"])
 @pytest.mark.rest
 def test_what_an_object_or_a_decoder_raises_is_the_decoders(tmp_path: Path, body: str) -> None:
-    text = f"import eqcheck\nfrom test_internal_errors import Raises\n@eqcheck.decoder(name='sly')\ndef sly(target, draft, request):\n    {body}\n"
+    text = "import eqcheck\nfrom test_internal_errors import Raises\n@eqcheck.decoder(name='sly')\n"
+    text += f"def sly(target, draft, request):\n    {body}\n"
     (tmp_path / "sly.py").write_text(f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n{text}")
-    with decoding(registry.load(str(tmp_path / "sly.py") + ":sly"), Limits(20.0), try_case, [], isolate=True) as running:
+    with decoding(
+        registry.load(str(tmp_path / "sly.py") + ":sly"), Limits(20.0), try_case, [], isolate=True
+    ) as running:
         outcomes = list(running.outcomes([TWO, TWO]))
     assert [one.explanation.component for one in outcomes if one.explanation] == ["crash", "crash"]
     assert "ProcessExit" not in str(outcomes[0].fingerprint)
 
 
 def test_counters_of_another_shape_say_nothing() -> None:
-    told = {"drafted": None, "accepted": True, "preemptions": 2, "rounds": [[1, 2]], "accepted_of_rows": [1], "due x": 3}
+    told = {
+        "drafted": None,
+        "accepted": True,
+        "preemptions": 2,
+        "rounds": [[1, 2]],
+        "accepted_of_rows": [1],
+        "due x": 3,
+    }
     assert observed_of(told, 1, ("due ",)) == {"preemptions": 2, "accepted_of_rows": [1]}
     assert observed_of([1], 1) == {}
 

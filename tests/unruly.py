@@ -99,7 +99,9 @@ NUMBERS = st.one_of(
     st.booleans(),
     st.floats(),
     st.complex_numbers(max_magnitude=9),
-    st.sampled_from([np.int64(5), np.uint8(9), np.float32(3), np.bool_(True), np.array(7), np.datetime64("2026-01-01")]),
+    st.sampled_from(
+        [np.int64(5), np.uint8(9), np.float32(3), np.bool_(True), np.array(7), np.datetime64("2026-01-01")]
+    ),
 )
 TENSORS = st.sampled_from(
     [
@@ -257,7 +259,8 @@ class Unruly:
             deed.at_first(request)
         calls = {"target": 0, "draft": 0}
         handles = [
-            model.register_forward_hook(self._hook(name, calls)) for name, model in (("target", target), ("draft", draft))
+            model.register_forward_hook(self._hook(name, calls))
+            for name, model in (("target", target), ("draft", draft))
         ]
         try:
             return self.change([list(row) for row in registry.load(self.right)(target, draft, request)])
@@ -283,7 +286,9 @@ PROGRAMS = st.builds(
     st.sampled_from(["eqspec", "exspec", "ragged"]),
 )
 JSON = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-3, 140), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=4)),
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-3, 140), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=4)
+    ),
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=4), inner, max_size=3)),
     max_leaves=8,
 )
@@ -348,7 +353,7 @@ def _in_laws(program: Unruly) -> list[str]:
     laws = {name: LAWS[name] for name in ("test_padding", "test_every_query_saw_its_row", "test_determinism")}
     with mock.patch("eqcheck.conformance.examination.MINIMISE_S", 0.3):
         examination = Examination(decoder, laws, 1)
-        with mock.patch("eqcheck.conformance.examination.forkable", lambda: False):
+        with mock.patch("eqcheck.conformance.examination.forkable", return_value=False):
             found = [examination.of(name) for name in laws]
     return [error.text for one in found for error in one.internal]
 

@@ -18,7 +18,7 @@ from eqcheck.campaign.pace import Pace, interruptible, pointless
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.requirements import unmet
-from eqcheck.explanation.internal import UNEXPLAINED, InternalError, guarded, internal_error, note
+from eqcheck.explanation.internal import UNEXPLAINED, guarded, internal_error, note
 from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.lane import Lane, lane_named, lanes_of
@@ -408,10 +408,9 @@ class Campaign:
             group[:] = [outcome]
 
     def _tells(self, outcome: Outcome) -> bool:
-        tells = False
         with guarded(self.result.internal, "explain", outcome.case):
-            tells = self.lane.tells(outcome)
-        return tells
+            return self.lane.tells(outcome)
+        return False
 
     def _counts(self, outcome: Outcome) -> bool:
         """Count a failing case with the finding that it belongs to, if there is one."""

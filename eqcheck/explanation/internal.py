@@ -68,7 +68,9 @@ class InternalError:
         return printable("\n".join([*lines, NOTE]))
 
 
-NOTE = "This is an error of eqcheck and says nothing about the decoder. Report it with the lines above and the case file."
+NOTE = (
+    "This is an error of eqcheck and says nothing about the decoder. Report it with the lines above and the case file."
+)
 
 
 class EqcheckFailed(EqcheckError):

@@ -135,4 +135,3 @@ def _make_bare(audit: Audit, finding: Finding) -> None:
     outcome = replace(finding.outcome, explanation=bare, traceback="")
     left: dict[str, object] = {"axes": {}, "only": (), "others": (), "story": None}
     audit.findings[place] = replace(finding, outcome=outcome, explanation=bare, **left)  # type: ignore[arg-type]
-

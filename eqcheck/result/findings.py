@@ -290,7 +290,9 @@ class Audit:
         """
         if self.violations or (self.real_pair and self.real_pair.wrong):
             return "violation"
-        unclear = bool(self.internal or self.doubtful or self.interrupted or self.unsettled or self.vacuous or self.silent)
+        unclear = bool(
+            self.internal or self.doubtful or self.interrupted or self.unsettled or self.vacuous or self.silent
+        )
         unclear |= self.evidence is not None and self.evidence.verdict == "inconclusive"
         return merge(
             [*["inconclusive"] * unclear, *(status for status in self.tally.statuses if status != "violation")]

@@ -87,7 +87,9 @@ class Asked:
         numbers = torch.tensor(table, dtype=like.dtype, device=like.device).reshape(len(rows), len(ORDER)).T
         given = dict(zip(ORDER, numbers.reshape(len(ORDER), len(rows), *(1,) * (like.dim() - 1)), strict=True))
         self.off = {name: value == _OFF[name] for name, value in given.items()}
-        columns = zip(*table, strict=True) if table else [()] * len(ORDER)  # a row may have ended before its first token
+        columns = (
+            zip(*table, strict=True) if table else [()] * len(ORDER)
+        )  # a row may have ended before its first token
         on = {name: [x != _OFF[name] for x in column] for name, column in zip(ORDER, columns, strict=True)}
         self.used = {name for name, rows_on in on.items() if any(rows_on)}
         self.partly = {name for name in self.used if not all(on[name])}
