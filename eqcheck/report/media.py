@@ -1,4 +1,4 @@
-"""A report in every medium. What one of them cannot show is shown bare, and no medium is left out."""
+"""A report in every medium. Findings that one of them cannot show are shown bare, and no medium is left out."""
 
 from __future__ import annotations
 
