@@ -347,7 +347,8 @@ class Raises:
 @pytest.mark.parametrize("body", ["return [[Raises()] for _ in request.prompts]", "raise KeyboardInterrupt"])
 @pytest.mark.rest
 def test_what_an_object_or_a_decoder_raises_is_the_decoders(tmp_path: Path, body: str) -> None:
-    text = f"import eqcheck\nfrom test_internal_errors import Raises\n@eqcheck.decoder(name='sly')\ndef sly(target, draft, request):\n    {body}\n"
+    text = "import eqcheck\nfrom test_internal_errors import Raises\n@eqcheck.decoder(name='sly')\n"
+    text += f"def sly(target, draft, request):\n    {body}\n"
     (tmp_path / "sly.py").write_text(f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n{text}")
     with decoding(
         registry.load(str(tmp_path / "sly.py") + ":sly"), Limits(20.0), try_case, [], isolate=True

@@ -353,7 +353,7 @@ def _in_laws(program: Unruly) -> list[str]:
     laws = {name: LAWS[name] for name in ("test_padding", "test_every_query_saw_its_row", "test_determinism")}
     with mock.patch("eqcheck.conformance.examination.MINIMISE_S", 0.3):
         examination = Examination(decoder, laws, 1)
-        with mock.patch("eqcheck.conformance.examination.forkable", lambda: False):
+        with mock.patch("eqcheck.conformance.examination.forkable", return_value=False):
             found = [examination.of(name) for name in laws]
     return [error.text for one in found for error in one.internal]
 

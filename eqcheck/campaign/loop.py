@@ -417,10 +417,9 @@ class Campaign:
             group[:] = [outcome]
 
     def _tells(self, outcome: Outcome) -> bool:
-        tells = False
         with guarded(self.result.internal, "explain", outcome.case):
-            tells = self.lane.tells(outcome)
-        return tells
+            return self.lane.tells(outcome)
+        return False
 
     def _counts(self, outcome: Outcome) -> bool:
         """Count a failing case with the finding that it belongs to, if there is one."""

@@ -1,4 +1,4 @@
-"""What an engine says that it counted, as far as it has the shape that `Hooks.observed` asks for."""
+"""The counts that an engine reports, as far as it has the shape that `Hooks.observed` asks for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST = 2**53  # a count that is larger is none
 
 
 def observed_of(told: Any, rows: int, ours: tuple[str, ...] = ()) -> dict[str, Any]:
-    """What was ``told`` beside the answer to so many ``rows``, without what has another shape: it says nothing.
+    """Return what was ``told`` beside the answer to so many ``rows``, without what has another shape: it says nothing.
 
     The judge takes counts and rounds as they are, and an engine that tells something else is not wrong in its tokens.
     Names that begin with one of ``ours`` are eqcheck's own.

@@ -118,7 +118,7 @@ def _text(error: BaseException) -> str:
 
 
 def note(found: MutableSequence[InternalError], new: InternalError) -> None:
-    """Add an error to those that were ``found``; one that was raised at the same place before is counted."""
+    """Add an error to those in a list; one that was raised at the same place before is counted."""
     for number, known in enumerate(found):
         if (known.step, known.lane, known.error, known.place) == (new.step, new.lane, new.error, new.place):
             found[number] = replace(known, count=known.count + new.count)
@@ -128,7 +128,7 @@ def note(found: MutableSequence[InternalError], new: InternalError) -> None:
 
 @contextmanager
 def guarded(found: MutableSequence[InternalError], step: str, case: Any = None, lane: str = "") -> Iterator[None]:
-    """Record what is raised inside in ``found``, and go on behind it.
+    """Record what is raised inside, and go on behind it.
 
     A `UsageError` is for the user and passes, unless a case is at work, which no user wrote. So does what is no
     ``Exception``.

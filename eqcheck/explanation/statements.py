@@ -527,7 +527,7 @@ def _content(d: Deviation) -> str:
 
 
 def unrepeated(hung: bool) -> str:
-    """Why a failure is in doubt that was not seen again; one that ``hung`` may have been slow, which is told apart.
+    """Say why a failure is in doubt that was not seen again; one that ``hung`` may have been slow.
 
     >>> unrepeated(hung=True)
     'no answer within the time limit, and an answer when it was decoded again'

@@ -252,7 +252,7 @@ def _internal_file(folder: Path, case: AnyCase) -> Path:
 
 
 def _unjudged(audit: Audit, folder: Path) -> Iterator[tuple[Path, str]]:
-    """The cases in which eqcheck itself failed, as files that `eqcheck replay` decodes; no violation is known of them."""
+    """The cases in which eqcheck itself failed, as files for `eqcheck replay`; no violation is known of them."""
     options = audit.options
     for error in audit.internal:
         if error.case is None:

@@ -1,10 +1,11 @@
-"""A report in every medium. What one of them cannot show is shown bare, and no medium is left out."""
+"""A report in every medium. Findings that one of them cannot show are shown bare, and no medium is left out."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from eqcheck.explanation.internal import guarded
 from eqcheck.explanation.records import Explanation, many
@@ -117,7 +118,7 @@ def _render(audit: Audit, finding: Finding) -> None:
 def _show(audit: Audit, finding: Finding, report: Report, medium: Medium) -> None:
     """Make a finding bare that a medium cannot show, with nothing else in the report."""
     kinds = ("violations", "discoveries", "inconclusive")
-    alone = {
+    alone: dict[str, Any] = {
         kind: tuple(one for one in getattr(report, kind) if one.fingerprint == finding.fingerprint) for kind in kinds
     }
     shown = False

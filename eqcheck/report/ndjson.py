@@ -9,7 +9,7 @@ Every object has ``event`` and ``decoder``. The first of a decoder, ``started``,
 | ``violation-seen`` | ``number``, ``fingerprint``, ``case``: not confirmed yet |
 | ``settling`` | ``fingerprint`` (null: the last), ``done`` and ``total`` failing cases |
 | ``settled`` | ``fingerprint``, ``standing``, ``needs``, ``count``, ``case`` |
-| ``finished`` | ``verdict``, ``cases``, ``violations`` with their counts, ``elapsed_s``, ``interrupted``; ``internal_errors`` if any |
+| ``finished`` | ``verdict``, ``cases``, ``violations`` counted, ``elapsed_s``, ``interrupted``, ``internal_errors`` |
 
 A cluster counts cases, so its ``case-done`` has no case. `observation` tells the cases alone, in the format of the
 observability of Hypothesis, which its viewers read.

@@ -265,7 +265,7 @@ def _serve(pipe: Connection, decoder: str | Decoder, limits: Limits, task: TryCa
             try:
                 pipe.send(("outcome", outcome, said_by(generate, "note")))
             except (TypeError, ValueError, AttributeError, pickle.PicklingError) as error:
-                # What was judged holds an object that stays in this process.
+                # An object in the outcome cannot leave this process.
                 pipe.send(("outcome", unjudged(internal_error("judge", error, case), case), ""))
     pipe.send(("closed", said))
 

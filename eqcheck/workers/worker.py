@@ -131,7 +131,7 @@ class Worker:
 
 
 def said_by(generate: Generate, name: str) -> str:
-    """What a decoder says of itself, as text; empty where it raises when it is asked."""
+    """Return what a decoder says of itself, as text; empty where it raises when it is asked."""
     try:
         return str(hook(generate, name))
     except Exception:
