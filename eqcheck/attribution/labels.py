@@ -72,11 +72,14 @@ class Labels(Record):
             return held
         if not any(place for column, place in enumerate(places) if column >= self._pads(call, row)):
             aligned = align(self, call, row, taken)
-            if aligned is None or self._past_end(call, row, aligned[0]):
+            fills = self._fills_batch(call, row, aligned)
+            if aligned is None or fills or self._past_end(call, row, aligned[0]):
                 last = max((calls[-1] for calls in self.rounds.values() if calls), default=0)
                 proposed = {token for number, tokens in self._proposed if number > last for token in tokens}
                 for column in columns:
-                    what = "pad" if self.is_pad(call, row, column, proposed) else "unknown"
+                    pad = self.is_pad(call, row, column, proposed)
+                    filler = fills and int(call.tokens[row, column]) not in proposed
+                    what = "pad" if pad else "filler" if filler else "unknown"
                     self.of[call.number, row, column] = Label(-1, -1, what)
                 return set()
             request, first, start = aligned
@@ -99,6 +102,21 @@ class Labels(Record):
             requests.add(request)
             begin = end
         return requests
+
+    def _fills_batch(self, call: Call, row: int, aligned: tuple[int, int, int] | None) -> bool:
+        """Return whether a row is one of a batch that holds nothing of a request, and is fed what is no text of any:
+        one id in all of several columns, or ids that no request has.
+
+        What it would be ``aligned`` with may have that id in its output, but nobody is fed that before the prompt.
+        """
+        if len(call.tokens) < 2 or self.held(call, row):
+            return False
+        if aligned is not None:
+            request, first, start = aligned
+            return request not in self.reached and start + first >= len(self.requests[request].prompt)
+        fed = set(call.tokens[row].tolist())
+        known = set[int]().union(*(whole for request in self.requests for whole in request.wholes))
+        return known.isdisjoint(fed) or (len(fed) == 1 and call.tokens.shape[1] > 1)
 
     def _past_end(self, call: Call, row: int, request: int) -> bool:
         """Return whether a row is taken for another request, by equal ids, while its own has ended and stays in the
@@ -231,6 +249,7 @@ class Labels(Record):
         if not self.drafted or self.branches:
             return False
         shown = [w for w, one in self.of.items() if one.what == "filler" and one.request >= 0]
+        shown = [w for w in shown if self.of[w].position >= len(self.requests[self.of[w].request].prompt)]
         shown = [w for w in shown if not self_hidden(self.calls[w[0]], w[1])[w[2]]]
         return len(shown) > sum(label.what == "draft" for label in self.of.values())
 

@@ -137,7 +137,8 @@ class Record:
         """
         numbers = {number for number in self.made_once(request) if number <= call}
         end = len(self.requests[request].prompt) - 1
-        behind = {write[0] for write, one in self.of.items() if one.request == request and one.position >= end}
+        asked = ((write[0], one) for write, one in self.of.items() if one.what in ("token", "draft"))
+        behind = {number for number, one in asked if one.request == request and one.position >= end}
         return max(len(numbers & behind), min(1, len(numbers)))
 
     def proposed(self, request: int, until: int) -> set[int]:

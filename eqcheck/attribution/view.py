@@ -17,6 +17,7 @@ from eqcheck.hashlm.trace import DRAFT, TARGET, Call
 _UNWRITTEN = Label(-1, -1, "blank")
 _FOREIGN = {TARGET: Label(-1, -1, "draft model"), DRAFT: Label(-1, -1, "target model")}  # in the cache of the other
 _UNKNOWN = Label(-1, -1, "unknown")
+OTHER_MODEL = frozenset(label.what for label in _FOREIGN.values())
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from eqcheck.attribution.reading import Reader
-from eqcheck.attribution.repair import repair
+from eqcheck.attribution.repair import PLACE, repair
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import Generate
 from eqcheck.contract.kinds import KINDS
@@ -66,7 +66,7 @@ def second_opinion(
     if explanation.component != "unattributed" and asserted(explanation, opinion, shown):
         return replace(said, repair_confirms=bearing(explanation, opinion) == "confirms")
     if explanation.component == "unattributed":
-        detail = f"{explanation.detail}; {opinion}"
+        detail = "; ".join(filter(None, (explanation.detail, str(opinion))))
     elif shown == "changes":
         detail = (
             f"the trace shows {explanation.fingerprint}, but copies of the case with other tokens show something else: "
@@ -96,6 +96,7 @@ def bearing(explanation: Explanation, opinion: Opinion) -> str:
     if not sets:
         return "silent"
     named = {explanation.component, KINDS[explanation.kind].mended_by}
+    named |= {PLACE} if "position" in named else set()
     return "confirms" if any(named & set(parts) for parts in sets) else "contradicts"
 
 

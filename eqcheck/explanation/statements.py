@@ -378,6 +378,8 @@ def say(d: Deviation) -> str:
     if d.origin == "blank":
         return f"slot {d.slot} was never written and is attended"
     slot = f"slot {d.slot}"
+    if d.source == "masked-pad":
+        return f"{slot} is masked padding between the row's tokens, which a state of this kind takes as a step"
     return KINDS[d.kind].clause.format(
         slot=slot,
         at=f"position {d.token_position} of the row",
@@ -388,6 +390,7 @@ def say(d: Deviation) -> str:
         token=d.token,
         expected=d.expected,
         observed=d.observed,
+        position="position" if d.source == "counted" else "position id",
     )
 
 
@@ -416,7 +419,7 @@ def _alike(d: Deviation) -> object:
     if d.kind == "token-hidden":
         return d.kind
     if d.kind in ("stale-entry", "pad-visible", "wrong-row") and d.origin != "blank":
-        known = d.source in ("draft", "pad", "other-token")
+        known = d.source in ("draft", "pad", "masked-pad", "other-token")
         return (d.kind, d.source, d.of_row) if known else None
     return None
 
@@ -429,6 +432,8 @@ def _together(same: Sequence[Deviation]) -> str:
         return f"{tokens} are not in the row's cache ({first.origin})"
     if first.kind == "token-hidden":
         return f"{slots} hold {tokens} and are masked"
+    if first.source == "masked-pad":
+        return f"{slots} are masked padding between the row's tokens, which a state of this kind takes as steps"
     if first.source == "other-token":
         at = in_order([d.of_position for d in same if d.of_position is not None])
         return f"{slots} hold positions {at} of row {first.of_row} and are attended"
