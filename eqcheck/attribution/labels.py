@@ -112,11 +112,15 @@ class Labels(Record):
         if len(call.tokens) < 2 or self.held(call, row):
             return False
         if aligned is not None:
-            request, first, start = aligned
-            return request not in self.reached and start + first >= len(self.requests[request].prompt)
+            return self._ahead(*aligned)
         fed = set(call.tokens[row].tolist())
         known = set[int]().union(*(whole for request in self.requests for whole in request.wholes))
         return known.isdisjoint(fed) or (len(fed) == 1 and call.tokens.shape[1] > 1)
+
+    def _ahead(self, request: int, first: int, start: int) -> bool:
+        """Return whether a column is taken for a token of an output that is not due: the one before was never fed."""
+        position = start + first
+        return position >= len(self.requests[request].prompt) and position > self.reached.get(request, -1) + 1
 
     def _past_end(self, call: Call, row: int, request: int) -> bool:
         """Return whether a row is taken for another request, by equal ids, while its own has ended and stays in the
@@ -156,9 +160,12 @@ class Labels(Record):
             seen = (slots[slot] for slot in np.flatnonzero(call.visible[row, list(columns)].any(axis=0)))
             votes = Counter(self.of[w].request for w in seen if w in self.of and self.of[w].what == "token")
             aligned = align(self, call, row, set(), columns, list(votes) or None)
-            if aligned is None:
+            ahead = aligned is not None and not votes and self._ahead(*aligned)
+            if aligned is None or ahead:
+                hidden = self_hidden(call, row)
                 for column in columns:
-                    self.of[call.number, row, column] = Label(-1, -1, "unknown")
+                    fills = not votes and (ahead or hidden[column])
+                    self.of[call.number, row, column] = Label(-1, -1, "filler" if fills else "unknown")
                 return -1
             (request, first, start), known = aligned, {}
         self._label_columns(call, row, columns, request, first, start, known)

@@ -11,7 +11,7 @@ import numpy as np
 
 from eqcheck.explanation.statements import held
 from eqcheck.hashlm.hashing import CALL, COLUMN, MODEL, ROW, Words
-from eqcheck.hashlm.trace import TARGET, Call
+from eqcheck.hashlm.trace import DRAFT, TARGET, Call
 
 Write = tuple[int, int, int]
 NO_WRITE: Write = (-1, -1, -1)  # of what no model wrote
@@ -47,6 +47,9 @@ class Label:
         """The row and logical position of what a slot holds, where it is a row's token."""
         ours = self.what in ("token", "draft")
         return {"of_row": self.request, "of_position": self.position} if ours else {}
+
+
+FOREIGN = {TARGET: Label(-1, -1, "draft model"), DRAFT: Label(-1, -1, "target model")}  # in the cache of the other
 
 
 class Sequences(NamedTuple):
@@ -198,6 +201,16 @@ def places_of(digests: Iterable[Words]) -> dict[int, list[tuple[int, int]]]:
 def writes(call: Call, row: int) -> list[Write]:
     """The query that wrote each slot of a batch row."""
     return [(call, row, column) for call, row, column in call.kv[0][0, row, 0][:, [CALL, ROW, COLUMN]].tolist()]
+
+
+def holders(record: Record, call: Call, row: int) -> list[Label | None]:
+    """The label of what each slot of a batch row holds; None for what no query of a model wrote."""
+    models, found = call.kv[0][0, row, 0, :, MODEL], writes(call, row)
+    foreign = {DRAFT if call.role == TARGET else TARGET: FOREIGN[call.role]}
+    return [
+        record.of.get(write) if model == call.role else foreign.get(model)
+        for write, model in zip(found, models.tolist(), strict=True)
+    ]
 
 
 def self_hidden(call: Call, row: int) -> list[bool]:

@@ -132,8 +132,8 @@ _RECORDS = (
     Kind(
         "cache",
         "missing-entry",
-        "a token of the row is missing from the KV cache",
-        "{at} is not in the row's cache ({origin})",
+        "a token of the row is missing from the KV cache that the call reads",
+        "{at} is not among what the call reads ({origin})",
         rank=_CACHE + 6,
     ),
     Kind(
