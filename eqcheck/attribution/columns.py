@@ -20,7 +20,7 @@ class Columns:
     ``first`` is the first real one, column c feeds ``start + c``; ``exact`` has the positions of the columns that are
     right beyond doubt. No round has more than ``most`` drafts: a pad id behind so many is a pad, even if it was
     ``proposed``. Up to ``column`` the row has come to ``position``, and left its own tokens unless it is ``on_path``;
-    pads go up to the column ``inside``. What is fed at ``in_prompt`` is not the prompt's token.
+    pads go up to the column ``inside``. The token fed at ``in_prompt`` is not the prompt's.
     """
 
     record: Record
@@ -108,7 +108,7 @@ class Columns:
         return Label(self.request, -1, "pad")
 
     def fills_a_prompt(self) -> Label | None:
-        """What is fed behind a part of a prompt fills up the row: a draft comes behind the prompt's last token."""
+        """A token behind a part of a prompt that is not its next one: a draft comes behind the prompt's last token."""
         if self.on_path and self.position + 1 < len(self.record.requests[self.request].prompt):
             self.in_prompt = self.position + 1
         if self.in_prompt is None:

@@ -60,11 +60,12 @@ def _let_go(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
     """
     missing = [d.token_position for d in deviations if d.kind == "missing-entry" and d.token_position is not None]
     record, request = view.labels, view.request
-    since = let_go(record, view.call, request, missing) if missing else None
+    elsewhere = any(one.held_by is not None for one in deviations)
+    since = let_go(record, view.call, request, missing) if missing and not elsewhere else None
     if since is None or sorted(missing) != list(range(view.low, view.low + len(missing))):
         return deviations
     if not left_out(record, request, since, view.call.number):
-        cached = [entry for entry in view.cached if entry.visible]
+        cached = [entry for entry in view.cached if entry.visible and entry.label.what != "pad"]
         others = [(entry.label.request, entry.label.position) for entry in cached if entry.label.what == "token"]
         ones = {request for request, _ in others}
         own = any(view.is_own(entry) for entry in cached)

@@ -49,7 +49,7 @@ def last_read(record: Record, request: int, position: int, before: int) -> tuple
         call = record.calls[number]
         for row in range(call.kv[0].shape[1]):
             for slot, label in enumerate(holders(record, call, row)):
-                if label and label.position == position and record.same(label, request):
+                if label and label.what == "token" and (label.request, label.position) == (request, position):
                     return number, row, slot
     return None
 
@@ -60,7 +60,7 @@ def fed_since(record: Record, request: int, position: int, since: int, until: in
 
 
 def overwritten(record: Record, call: Call, row: int, request: int, position: int) -> Overwritten | None:
-    """What is in the slot where a row had the entry of a token that it lacks, where nothing else has moved.
+    """Find what is in the slot where a row had the entry of a token that it lacks, where nothing else has moved.
 
     Where a block is always appended to what is read, the slots are no places of a memory.
     """
@@ -87,8 +87,8 @@ def _appended(call: Call, row: int, now: list[Write]) -> bool:
 
 
 def _overwritten_at_once(record: Record, query: Write, now: list[Write]) -> Overwritten | None:
-    """What the call that fed a token wrote over its entry: the one slot that its query sees, and that holds something
-    else of this call, while its own entry is in no slot.
+    """Find what the call that fed a token wrote over its entry: the one slot that its query sees, and that holds
+    something else of this call, while its own entry is in no slot.
     """
     number, row, column = query
     call = record.calls[number]
@@ -130,11 +130,12 @@ def left_out(record: Record, request: int, since: int, until: int) -> dict[int, 
     mates = fed.get(since, set()) - {request}
     if request not in fed.get(since, set()):
         return {}
-    found: dict[int, list[int]] = {}
-    for number, others in fed.items():
-        for mate in mates & others if request not in others else ():
-            found.setdefault(mate, []).append(number)
-    return found
+    going = [(number, mates & others) for number, others in fed.items() if request not in others]
+    return {
+        mate: [number for number, some in going if mate in some]
+        for mate in mates
+        if any(mate in some for _, some in going)
+    }
 
 
 def told(record: Record, write: Write, root: Deviation, deviations: Iterable[Deviation]) -> Statement:
@@ -150,18 +151,18 @@ def told(record: Record, write: Write, root: Deviation, deviations: Iterable[Dev
 
 def _of_missing(record: Record, call: Call, row: int, request: int, missing: list[int]) -> Statement:
     over = {at: overwritten(record, call, row, request, at) for at in missing}
-    first = next((found for found in over.values() if found is not None), None)
+    first = next((place for place in over.values() if place is not None), None)
     if first is not None:
         key = _by(first, request)
-        same = {at: found for at, found in over.items() if found is not None and _by(found, request) == key}
+        same = {at: place for at, place in over.items() if place is not None and _by(place, request) == key}
         facts: dict[str, int | str] = {
-            "over_slots": _listed(found.slot for found in same.values()),
+            "over_slots": _listed(place.slot for place in same.values()),
             "over_positions": _listed(same),
             "over_call": first.by[0],
             "over_kind": first.label.kind(request),
             "over_row": first.label.request,
-            "over_places": _listed(found.label.position for found in same.values()),
-            "over_tokens": _listed(found.token for found in same.values()),
+            "over_places": _listed(place.label.position for place in same.values()),
+            "over_tokens": _listed(place.token for place in same.values()),
         }
         if first.until is None:
             return state("overwritten-at-once", **facts)
@@ -210,15 +211,17 @@ def _is_token(record: Record, write: Write) -> bool:
 
 def _of_entry(record: Record, entry: Write, call: Call, row: int, slot: int) -> Statement:
     """The history of an entry that is in another slot than before, or that was masked where it is now attended."""
-    seen = [one for one in sightings(record, entry, call.number) if one.call < call.number or one.batch_row == row]
-    now = next((one for one in reversed(seen) if (one.call, one.slot) == (call.number, slot)), None)
-    earlier = [one for one in seen if one.call < call.number]
-    if now is None or not earlier:
+    seen = [at for at in sightings(record, entry, call.number) if at.call < call.number or at.batch_row == row]
+    now = next((at for at in reversed(seen) if (at.call, at.slot) == (call.number, slot)), None)
+    if now is None:
         return NOTHING
-    before = next((one for one in reversed(earlier) if (one.slot, one.attended) != (now.slot, now.attended)), None)
+    others = (
+        at for at in reversed(seen) if at.call < call.number and (at.slot, at.attended) != (now.slot, now.attended)
+    )
+    before = next(others, None)
     if before is None:
         return NOTHING
-    since = min(one.call for one in seen if one.call > before.call)
+    since = min(at.call for at in seen if at.call > before.call)
     facts = {"slot_now": slot, "changed_after": before.call, "changed_in": since}
     ways = ("masked", "attended")
     if before.slot != slot:
@@ -232,6 +235,8 @@ def _of_entry(record: Record, entry: Write, call: Call, row: int, slot: int) -> 
 
 def _left_between(record: Record, before: int, since: int) -> list[int]:
     """The requests of a batch that are fed in one call and no longer in the next one of these."""
-    rows = [{label.request for row in range(len(record.calls[n].tokens)) for label in record.labels(record.calls[n], row)}
-            for n in (before, since)]
+    rows = [
+        {label.request for row in range(len(record.calls[n].tokens)) for label in record.labels(record.calls[n], row)}
+        for n in (before, since)
+    ]
     return sorted(rows[0] - rows[1] - {-1}) if len(rows[0] - {-1}) > 1 else []

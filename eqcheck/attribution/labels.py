@@ -107,7 +107,8 @@ class Labels(Record):
         """Return whether a row is one of a batch that holds nothing of a request, and is fed what is no text of any:
         one id in all of several columns, or ids that no request has.
 
-        What it would be ``aligned`` with may have that id in its output, but nobody is fed that before the prompt.
+        The request that it would be ``aligned`` with may have that id in its output, which no row is fed before the
+        prompt.
         """
         if len(call.tokens) < 2 or self.held(call, row):
             return False

@@ -49,11 +49,12 @@ def of_mask(root: Deviation, write: Write, record: Record) -> Statement:
         for batch_row in range(len(record.calls[number].tokens))
         if any(label.request == request for label in record.labels(record.calls[number], batch_row))
     ]
-    asked = [(one, at) for one, at in blocks if one.tokens.shape[1] > 1 and (name == "no-order" or _cached(one, at))]
+    every = name == "no-order"
+    asked = [(block, at) for block, at in blocks if block.tokens.shape[1] > 1 and (every or _cached(block, at))]
     here = {"call": call.number, "columns": call.tokens.shape[1]}
     if len(asked) < 2:
         return state(name, **here)
-    return state(f"{name}-often", **here, alike=sum(_fits(one, at, fits) for one, at in asked), calls=len(asked))
+    return state(f"{name}-often", **here, alike=sum(_fits(block, at, fits) for block, at in asked), calls=len(asked))
 
 
 def _cached(call: Call, row: int) -> bool:

@@ -270,12 +270,12 @@ class Reader:
         context = self.walk.context(write)
         said = [said_of_query(root, write, self.labels)]
         if context.blamed is context:
-            rest = [one for one in context.deviations if one.kind == "missing-entry" and one not in alike]
-            said += [of_mask(root, write, self.labels), told(self.labels, write, root, [*alike, *rest])]
+            missing = [lost for lost in context.deviations if lost.kind == "missing-entry" and lost not in alike]
+            said += [of_mask(root, write, self.labels), told(self.labels, write, root, [*alike, *missing])]
         elif root in context.deviations:
             said.append(state("convolution-alone" if self.family.stateful else "window-alone"))
-        some = [one for one in said if one != NOTHING]
-        return together(*some) if some else NOTHING
+        known = [statement for statement in said if statement != NOTHING]
+        return together(*known) if known else NOTHING
 
     def _bookkeeping(self, asked: WrongToken, number: int, basis: str, queried: bool = False) -> Finding:
         known = self.sources.known(asked.row, asked.position, number, queried)

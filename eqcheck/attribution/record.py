@@ -205,11 +205,11 @@ def writes(call: Call, row: int) -> list[Write]:
 
 def holders(record: Record, call: Call, row: int) -> list[Label | None]:
     """The label of what each slot of a batch row holds; None for what no query of a model wrote."""
-    models, found = call.kv[0][0, row, 0, :, MODEL], writes(call, row)
+    models = call.kv[0][0, row, 0, :, MODEL].tolist()
     foreign = {DRAFT if call.role == TARGET else TARGET: FOREIGN[call.role]}
     return [
         record.of.get(write) if model == call.role else foreign.get(model)
-        for write, model in zip(found, models.tolist(), strict=True)
+        for write, model in zip(writes(call, row), models, strict=True)
     ]
 
 

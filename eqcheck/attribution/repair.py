@@ -55,8 +55,10 @@ def repair(generate: Generate, run: Run, explanation: Explanation, timeout: floa
                 restores.append(parts)
             elif not answered and not any(set(parts) > set(smaller) for smaller in mends):
                 mends += [parts] if _answered(again, repairer.labels, row, position) else []
-    named = ([tuple(PLACE if part == "position" and not family.fed else part for part in parts) for parts in sets]
-             for sets in (restores, () if restores else mends))
+    named = (
+        [tuple(PLACE if part == "position" and not family.fed else part for part in parts) for parts in sets]
+        for sets in (restores, () if restores else mends)
+    )
     return Opinion(*map(tuple, named), failed)
 
 

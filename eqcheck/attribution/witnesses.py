@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from eqcheck.attribution.history import LET_GO
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.repair import PLACE, repair
 from eqcheck.case.record import Case
@@ -137,7 +138,8 @@ def mechanism(explanation: Explanation) -> Mechanism:
     The row, the round and the query are not part of it, nor whose answer was read in place of the right one. With other
     ids drafts are accepted in other places, and then the same fault shows elsewhere first.
     """
-    wrong = frozenset((deviation.kind, deviation.source) for deviation in explanation.deviations)
+    sources = ((one.kind, one.source) for one in explanation.deviations)
+    wrong = frozenset((kind, "" if source == LET_GO else source) for kind, source in sources)
     source = str(explanation.facts.get("statement")) if explanation.kind == "wrong-correction" else None
     return explanation.fingerprint, wrong, source and source.removesuffix("-of-another")
 
