@@ -55,8 +55,7 @@ def _let_go(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
     """The missing entries first, where the beginning of a row is gone from its cache and was not fed again.
 
     Its slots were given up, and what the query sees in new ones is there by accident: the rest of other rows, or
-    nothing. That is so where the batch went on without the row. Else, where the query sees exactly what another row
-    had cached, or what was written over the row's own slots, that is the fault.
+    nothing. That is so where the batch went on without the row; else what the query sees instead is the fault.
     """
     missing = [d.token_position for d in deviations if d.kind == "missing-entry" and d.token_position is not None]
     record, request = view.labels, view.request
@@ -65,14 +64,7 @@ def _let_go(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
     if since is None or sorted(missing) != list(range(view.low, view.low + len(missing))):
         return deviations
     if not left_out(record, request, since, view.call.number):
-        cached = [entry for entry in view.cached if entry.visible and entry.label.what != "pad"]
-        others = [(entry.label.request, entry.label.position) for entry in cached if entry.label.what == "token"]
-        ones = {request for request, _ in others}
-        own = any(view.is_own(entry) for entry in cached)
-        if own or (len(others) == len(cached) and len(ones) == 1 and _complete(others)):
-            return deviations
-        if all(overwritten(record, view.call, view.row, request, at) for at in missing):
-            return deviations
+        return deviations
     return [replace(one, source=LET_GO) if one.kind == "missing-entry" else one for one in deviations]
 
 
