@@ -1,4 +1,4 @@
-"""Reports say what a decoder did: states without position ids, filled prefill calls, masks named by a pattern."""
+"""Reports say what a decoder did: states without position ids, filled prefill calls, masks by their pattern."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def states(target: Any, request: Request, pads: int, hidden: bool) -> Rows:
     return rows
 
 
-CASE = Case(prompts=((10, 11, 12), (20, 21)), max_new_tokens=3, num_draft_tokens=2, pad_token_id=127, family="recurrent")
+CASE = Case(
+    prompts=((10, 11, 12), (20, 21)), max_new_tokens=3, num_draft_tokens=2, pad_token_id=127, family="recurrent"
+)
 
 
 def test_a_right_state_is_right() -> None:

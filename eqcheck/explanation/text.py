@@ -414,8 +414,8 @@ def _picture(e: Explanation, width: int, brief: bool) -> list[str]:
     headers = ["", "slot", "holds", "token", "position id", "attended"]
     short = ["", "slot", "holds", "token", "pos. id", "att."]
     if all(slot.position is None and slot.expected_position is None for slot in e.slots):  # the model takes none
-        rows, headers, short = ([one[:4] + one[5:] for one in lines] for lines in (rows, [headers], [short]))
-        headers, short = headers[0], short[0]
+        rows = [row[:4] + row[5:] for row in rows]
+        headers, short = headers[:4] + headers[5:], short[:4] + short[5:]
     return table(rows, headers, width, short, tablefmt="plain").splitlines()
 
 
