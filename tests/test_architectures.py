@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from architectures.build import models
 from architectures.hold import held
 

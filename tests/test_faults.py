@@ -48,7 +48,6 @@ MISNAMED = {
     "T42-own-correction-behind-least",
     "K50-slots-in-a-row",
     "K51-draft-slots-not-reserved",
-    "K54-draft-in-target-cache",
     "K55-prefilled-again-with-draft",
 }
 

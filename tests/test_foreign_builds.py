@@ -70,7 +70,7 @@ def test_a_token_that_was_never_fed_is_said_to_be_so() -> None:
     found = judge(run(decode, case)).explanation
     assert found is not None
     assert found.fingerprint == "cache/missing-entry"
-    assert "Position 0 of the row is not in the row's cache (never fed to the target)." in " ".join(
+    assert "Position 0 of the row is not among what the call reads (never fed to the target)." in " ".join(
         render(found).split()
     )
 

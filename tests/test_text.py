@@ -190,7 +190,7 @@ def test_a_right_token_of_a_wrong_context_is_not_called_wrong() -> None:
         (
             "missing-entry",
             {"origin": "found in batch row 2"},
-            "position 5 of the row is not in the row's cache (found in batch row 2)",
+            "position 5 of the row is not among what the call reads (found in batch row 2)",
         ),
         ("poisoned-entry", {}, "the entry of position 5 of the row in slot 4 was computed under an earlier fault"),
         ("unattributed", {"token": 12}, "slot 4 is attended and holds an entry of unknown origin (token 12)"),

@@ -30,6 +30,7 @@ class Block:
         self.tokens, self.positions = call.tokens[row].tolist(), call.positions[row].tolist()
         self.hidden = self_hidden(call, row)
         self.sees, self.alone = seen_in_block(call, row, set(self.columns))
+        self.proposed = record.proposed(request, call.number) if record.drafted else set[int]()
         self._numbered = self._counts_columns()
 
     def labels(self, exact: Mapping[int, int]) -> dict[int, Label]:
@@ -77,8 +78,11 @@ class Block:
     def _fills(self, column: int) -> bool:
         """Return whether a column is no node: it sees nothing but itself,
         or it feeds the pad id and does not see the root.
+
+        A wrong mask may hide a node from itself: that was proposed, and sees something else.
         """
-        return column != self.first and (self.hidden[column] or self.alone[column] or self._is_pad(column))
+        hidden = self.hidden[column] and not (self.tokens[column] in self.proposed and not self.alone[column])
+        return column != self.first and (hidden or self.alone[column] or self._is_pad(column))
 
     def _is_pad(self, column: int) -> bool:
         return self.tokens[column] == self.record.pad and self.first not in self.sees[column]

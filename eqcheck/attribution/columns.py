@@ -20,7 +20,7 @@ class Columns:
     ``first`` is the first real one, column c feeds ``start + c``; ``exact`` has the positions of the columns that are
     right beyond doubt. No round has more than ``most`` drafts: a pad id behind so many is a pad, even if it was
     ``proposed``. Up to ``column`` the row has come to ``position``, and left its own tokens unless it is ``on_path``;
-    pads go up to the column ``inside``.
+    pads go up to the column ``inside``. The token fed at ``in_prompt`` is not the prompt's.
     """
 
     record: Record
@@ -38,6 +38,7 @@ class Columns:
     position: int = 0
     on_path: bool = True
     inside: int = 0
+    in_prompt: int | None = None
     drafts: int = 0
 
     def labels(self) -> dict[int, Label]:
@@ -80,7 +81,7 @@ class Columns:
     def right_beyond_doubt(self) -> Label | None:
         if self.column not in self.exact:
             return None
-        self.on_path, self.position = True, self.exact[self.column]
+        self.on_path, self.position, self.in_prompt = True, self.exact[self.column], None
         return Label(self.request, self.position, "token")
 
     def next_token(self) -> Label | None:
@@ -105,6 +106,15 @@ class Columns:
             return None
         self.inside = end
         return Label(self.request, -1, "pad")
+
+    def fills_a_prompt(self) -> Label | None:
+        """A token behind a part of a prompt that is not its next one: a draft comes behind the prompt's last token."""
+        if self.on_path and self.position + 1 < len(self.record.requests[self.request].prompt):
+            self.in_prompt = self.position + 1
+        if self.in_prompt is None:
+            return None
+        self.on_path = False
+        return Label(self.request, self.in_prompt, "filler")
 
     def draft_or_filler(self) -> Label:
         self.on_path = False
@@ -136,5 +146,6 @@ RULES: tuple[Callable[[Columns], Label | None], ...] = (
     Columns.next_token,
     Columns.pad,
     Columns.pads_inside,
+    Columns.fills_a_prompt,
     Columns.draft_or_filler,
 )

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eqcheck.attribution.branches import said_of
+from eqcheck.attribution.history import LET_GO, left_out, let_go, overwritten
 from eqcheck.attribution.record import Label, Record, Write, writes
 from eqcheck.attribution.view import Entry, QueryView
 from eqcheck.explanation.records import Deviation
@@ -30,7 +31,7 @@ _KEPT = ("stale-entry", "duplicate-entry")  # what is left of a tree beside its 
 
 def together(view: QueryView, deviations: list[Deviation], due: set[int]) -> list[Deviation]:
     """The deviations of a query, with one deviation for each fault; ``due`` are the slots that it should see."""
-    deviations = _never_written(view, deviations)
+    deviations = _let_go(view, _never_written(view, deviations))
     deviations = _read_elsewhere(view, deviations, due)
     deviations = _not_kept_apart(view, deviations)
     deviations = _shifted(view, deviations)
@@ -50,12 +51,30 @@ def _never_written(view: QueryView, deviations: list[Deviation]) -> list[Deviati
     ]
 
 
+def _let_go(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
+    """The missing entries first, where the beginning of a row is gone from its cache and was not fed again.
+
+    Its slots were given up, and what the query sees in new ones is there by accident: the rest of other rows, or
+    nothing. That is so where the batch went on without the row; else what the query sees instead is the fault.
+    """
+    missing = [d.token_position for d in deviations if d.kind == "missing-entry" and d.token_position is not None]
+    record, request = view.labels, view.request
+    elsewhere = any(one.held_by is not None for one in deviations)
+    since = let_go(record, view.call, request, missing) if missing and not elsewhere else None
+    if since is None or sorted(missing) != list(range(view.low, view.low + len(missing))):
+        return deviations
+    if not left_out(record, request, since, view.call.number):
+        return deviations
+    return [replace(one, source=LET_GO) if one.kind == "missing-entry" else one for one in deviations]
+
+
 def _read_elsewhere(view: QueryView, deviations: list[Deviation], due: set[int]) -> list[Deviation]:
     """One finding where a query sees as many slots as it should, and others than are ``due``.
 
     Then the call reads a row's entries in an order, or from places, that are not its own, and each entry it sees
     instead says something else by chance. Where all are there and in order it is the mask that shows the wrong ones.
     A token that was never fed for the row lies in no other place: the row was served entries as those of its beginning.
+    Nor does one over whose entry something else was written.
     """
     shown = {entry.slot for entry in view.entries if entry.visible}
     absent = [deviation.token_position for deviation in deviations if deviation.kind == "missing-entry"]
@@ -67,38 +86,12 @@ def _read_elsewhere(view: QueryView, deviations: list[Deviation], due: set[int])
     fed = {label.position for label in view.labels.of.values() if view.labels.same(label, view.request)}
     if not fed.issuperset(absent):
         return deviations
-    if _overwritten(view) or _overwritten_by_its_call(view) if absent else _ordered(view):
+    places = (overwritten(view.labels, view.call, view.row, view.request, at) for at in absent if at is not None)
+    if all(place is not None for place in places) if absent else _ordered(view):
         return deviations
     origin = "not in the order, or not in the slots, from which the call reads them"
     numbers = {"expected": whole, "observed": len(shown & due)}
     return [view.deviation("cache", "misaligned", origin=origin, **numbers)]
-
-
-def _overwritten(view: QueryView) -> bool:
-    """Return whether slots that held tokens of a request in an earlier call hold newer tokens of another one in their
-    place.
-
-    All others hold what they held: so nothing was moved, and the slots are those of one memory.
-    """
-    record, now, row = view.labels, writes(view.call, view.row), view.row
-    earlier = (call for call in reversed(record.calls.values()) if call.number < view.call.number)
-    before = next((call for call in earlier if row < call.kv[0].shape[1] and call.kv[0].shape[3] == len(now)), None)
-    if before is None:
-        return False
-    pairs = [(a, b) for a, b in zip(writes(before, row), now, strict=True) if a != b and a in record.of]
-    others = [record.of[a].request != record.of[b].request for a, b in pairs if b in record.of]
-    return any(others) and all(b[0] > before.number for _, b in pairs)
-
-
-def _overwritten_by_its_call(view: QueryView) -> bool:
-    """Return whether the query's own entry is gone from the row, and it sees a token of another request that its call
-    feeds.
-
-    Two tokens were written to one place, as where requests share a page that was not copied.
-    """
-    fed = [entry for entry in view.entries if entry.slot in view.own_block]
-    others = any(entry.visible and entry.known and entry.label.request != view.request for entry in fed)
-    return others and all(entry.write != view.write for entry in fed)
 
 
 def _complete(places: Iterable[tuple[int, int]]) -> bool:

@@ -10,14 +10,17 @@ import numpy as np
 
 from eqcheck.attribution.confusion import together, wrong_path
 from eqcheck.attribution.record import Label, Record, Write, writes
-from eqcheck.attribution.view import Entry, QueryView, entries
+from eqcheck.attribution.view import OTHER_MODEL, Entry, QueryView, entries
 from eqcheck.contract.family import Family
 from eqcheck.explanation.records import Deviation, Slot
 from eqcheck.hashlm.hashing import Ints
 from eqcheck.hashlm.trace import Call
 
 FED_WITH = "fed"
-_CARRIED = {FED_WITH: "fed with this position id", "changed": "changed in the cache", "counted": "counted by slot"}
+COUNTED = "counted"
+_CARRIED = {FED_WITH: "fed with this position id", "changed": "changed in the cache"}
+_COUNTED = {"ranks": "counted in the attention mask", "slots": "counted by slot"}
+MASKED_PAD = "masked-pad"
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,9 @@ def _surplus(view: QueryView, entry: Entry) -> tuple[str, str]:
         return "mask", "pad-visible"
     if label.what == "unknown":
         return "unattributed", "unattributed"
-    if label.what == "draft model" or label.request != view.request:
+    if label.what in OTHER_MODEL:
+        return "cache", "draft-entry"
+    if label.request != view.request:
         return "cache", "wrong-row"
     if view.labels.branches and in_own_block:
         return "mask", "future-visible" if view.sees_back(entry) else "sibling-visible"
@@ -193,28 +198,38 @@ def _misplaced(
     view: QueryView, right: dict[int, Entry], offset: int, stored: Ints
 ) -> tuple[list[Deviation], list[Write]]:
     """The entries seen at a wrong position or written under an earlier fault, and the writes that explain them."""
-    deviations: list[Deviation] = []
     follow: list[Write] = []
     carried, due = int(view.call.places[view.row, view.column]), view.at + offset
-    if carried != due:
+    fed, stateful = view.family.fed, view.family.stateful
+    counted = {} if fed else {"origin": _COUNTED.get(view.family.places, ""), "source": COUNTED}
+    deviations = _steps_of_pads(view, right) if stateful else []
+    if carried != due and not stateful:  # the steps of a state follow from what it took in
         about = {"token_position": view.at, "expected": due, "observed": carried}
-        deviations.append(view.deviation("position", "query-position", **about))
+        deviations.append(view.deviation("position", "query-position", **about, **counted))
     for position, entry in right.items():
         if position == view.at:
             continue
-        if entry.position != position + offset:
+        if entry.position != position + offset and not stateful:
             writer = view.labels.calls.get(entry.write[0])
-            fed = int(writer.positions[entry.write[1:]]) if writer else entry.position
-            source = "counted" if not view.family.fed else FED_WITH if fed == entry.position else "changed"
+            written = int(writer.positions[entry.write[1:]]) if writer else entry.position
+            source = COUNTED if not fed else FED_WITH if written == entry.position else "changed"
             if source == FED_WITH and entry.write[0] <= view.call.number:
                 follow.append(entry.write)
             about = {"token_position": position, "expected": position + offset, "observed": entry.position}
-            origin = {"origin": _CARRIED[source], "source": source}
+            origin = counted or {"origin": _CARRIED[source], "source": source}
             deviations.append(view.deviation("position", "key-position", entry, **about, **origin))
         elif entry.digest != stored[position]:
             follow.append(entry.write)
             deviations.append(view.deviation("cache", "poisoned-entry", entry, token_position=position))
     return deviations, follow
+
+
+def _steps_of_pads(view: QueryView, right: dict[int, Entry]) -> list[Deviation]:
+    """A deviation for each masked pad between a row's tokens: the state took it as a step that holds nothing."""
+    slots = [entry.slot for position, entry in right.items() if position <= view.at]
+    between = range(min(slots), max(slots)) if slots else range(0)
+    blank = (view.entries[slot] for slot in between if view.entries[slot].label.what == "blank")
+    return [view.deviation("mask", "pad-visible", entry, origin=MASKED_PAD, source=MASKED_PAD) for entry in blank]
 
 
 def _displaced(view: QueryView, deviations: Sequence[Deviation]) -> tuple[int, int] | None:
@@ -254,10 +269,15 @@ def _slots(view: QueryView, right: dict[int, Entry], offset: int, deviations: Se
     """The row's cache as the query saw it, and behind it the tokens that are in no slot."""
     due = view.due(right)
     slots = [_slot(view, entry, due, offset) for entry in view.entries]
+    if not view.family.fed:  # such models take no position ids, so there are none to be shown
+        slots = [replace(slot, position=None, expected_position=None) for slot in slots]
+    if view.family.stateful:  # each step was a column of a call, so one that holds nothing was masked
+        slots = [replace(slot, holds="masked pad", kind=MASKED_PAD) if slot.kind == "blank" else slot for slot in slots]
     for position in (d.token_position or 0 for d in deviations if d.kind == "missing-entry"):
         token = view.labels.sequence(view.request)[position]
         place = (False, view.request, position, "token")
-        slots.append(Slot(None, f"position {position}", token, None, position + offset, False, True, *place))
+        carried = position + offset if view.family.fed else None
+        slots.append(Slot(None, f"position {position}", token, None, carried, False, True, *place))
     return slots
 
 

@@ -180,8 +180,12 @@ def permuted(case: Case, seed: int, tries: int = _PERMUTATIONS) -> Case:
 def redrawn(case: Case, seed: int, tries: int = _PERMUTATIONS) -> Case:
     """Permute like `permuted`, but make equal ids of prompts different (as far as ids last), and different ones equal.
 
-    Kept are equal ids that are 0, an EOS or the pad, and a prefix that all rows share. An explanation that takes a
-    token for another with the same id says something else here. ``seed`` even: no id twice; odd: half as many ids.
+    Kept are equal ids that are an EOS or the pad, and a prefix that all rows share. An explanation that takes a token
+    for another with the same id says something else here. ``seed`` even: no id twice; odd: half as many ids.
+
+    The id 0 is renamed here and kept by `permuted`: many decoders fill up calls with it, whatever the pad id of the
+    request, so a prompt's 0 is told from what fills up a row only where it is another id; and a decoder that takes 0
+    for "none" fails only where it is 0.
 
         >>> case = redrawn(Case(((5, 7), (7, 5)), max_new_tokens=6), seed=2)
         >>> len({token for prompt in case.prompts for token in prompt})
@@ -194,7 +198,7 @@ def _renewed(case: Case, random: Random, tries: int, *, one_for_each: bool, scar
     """The case with other ids: ``one_for_each`` that it has, or one a place; of ``scarce`` ids many are equal."""
     places, traits = Places.of(case), _traits(case)
     table = {} if case.agreement is None else as_table(case)
-    kept = {0, case.pad_token_id, *case.eos_token_ids}
+    kept = {case.pad_token_id, *case.eos_token_ids}
     ids = {token for prompt in case.prompts for token in prompt}
     best, least = case, len(traits) + 1
     for _ in range(tries):

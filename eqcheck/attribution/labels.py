@@ -72,11 +72,14 @@ class Labels(Record):
             return held
         if not any(place for column, place in enumerate(places) if column >= self._pads(call, row)):
             aligned = align(self, call, row, taken)
-            if aligned is None or self._past_end(call, row, aligned[0]):
+            fills = self._fills_batch(call, row, aligned)
+            if aligned is None or fills or self._past_end(call, row, aligned[0]):
                 last = max((calls[-1] for calls in self.rounds.values() if calls), default=0)
                 proposed = {token for number, tokens in self._proposed if number > last for token in tokens}
                 for column in columns:
-                    what = "pad" if self.is_pad(call, row, column, proposed) else "unknown"
+                    pad = self.is_pad(call, row, column, proposed)
+                    filler = fills and int(call.tokens[row, column]) not in proposed
+                    what = "pad" if pad else "filler" if filler else "unknown"
                     self.of[call.number, row, column] = Label(-1, -1, what)
                 return set()
             request, first, start = aligned
@@ -99,6 +102,26 @@ class Labels(Record):
             requests.add(request)
             begin = end
         return requests
+
+    def _fills_batch(self, call: Call, row: int, aligned: tuple[int, int, int] | None) -> bool:
+        """Return whether a row is one of a batch that holds nothing of a request, and is fed what is no text of any:
+        one id in all of several columns, or ids that no request has.
+
+        The request that it would be ``aligned`` with may have that id in its output, which no row is fed before the
+        prompt.
+        """
+        if len(call.tokens) < 2 or self.held(call, row):
+            return False
+        if aligned is not None:
+            return self._ahead(*aligned)
+        fed = set(call.tokens[row].tolist())
+        known = set[int]().union(*(whole for request in self.requests for whole in request.wholes))
+        return known.isdisjoint(fed) or (len(fed) == 1 and call.tokens.shape[1] > 1)
+
+    def _ahead(self, request: int, first: int, start: int) -> bool:
+        """Return whether a column is taken for a token of an output that is not due: the one before was never fed."""
+        position = start + first
+        return position >= len(self.requests[request].prompt) and position > self.reached.get(request, -1) + 1
 
     def _past_end(self, call: Call, row: int, request: int) -> bool:
         """Return whether a row is taken for another request, by equal ids, while its own has ended and stays in the
@@ -138,9 +161,12 @@ class Labels(Record):
             seen = (slots[slot] for slot in np.flatnonzero(call.visible[row, list(columns)].any(axis=0)))
             votes = Counter(self.of[w].request for w in seen if w in self.of and self.of[w].what == "token")
             aligned = align(self, call, row, set(), columns, list(votes) or None)
-            if aligned is None:
+            ahead = aligned is not None and not votes and self._ahead(*aligned)
+            if aligned is None or ahead:
+                hidden = self_hidden(call, row)
                 for column in columns:
-                    self.of[call.number, row, column] = Label(-1, -1, "unknown")
+                    fills = not votes and (ahead or hidden[column])
+                    self.of[call.number, row, column] = Label(-1, -1, "filler" if fills else "unknown")
                 return -1
             (request, first, start), known = aligned, {}
         self._label_columns(call, row, columns, request, first, start, known)
@@ -231,6 +257,7 @@ class Labels(Record):
         if not self.drafted or self.branches:
             return False
         shown = [w for w, one in self.of.items() if one.what == "filler" and one.request >= 0]
+        shown = [w for w in shown if self.of[w].position >= len(self.requests[self.of[w].request].prompt)]
         shown = [w for w in shown if not self_hidden(self.calls[w[0]], w[1])[w[2]]]
         return len(shown) > sum(label.what == "draft" for label in self.of.values())
 

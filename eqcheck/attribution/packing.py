@@ -52,8 +52,8 @@ def _opens(tokens: Sequence[int], positions: Sequence[int], column: int, prompt:
 def begins_anew(record: Record, call: Call, row: int, begun: dict[int, int]) -> bool:
     """Return whether a call with fewer rows than there are requests feeds several in one row.
 
-    So it is where one of the `beginnings` is behind another request, and where a token that is no row's first by its
-    column sees only itself, behind others that are no pads.
+    So it is where one of the `beginnings` is behind another request, where another request goes on at the break of the
+    positions, and where a token that is no row's first by its column sees only itself, behind others that are no pads.
     """
     if len(call.tokens) >= len(record.requests):
         return False
@@ -61,6 +61,8 @@ def begins_anew(record: Record, call: Call, row: int, begun: dict[int, int]) -> 
         return True
     if record.branches:
         return False
+    if _goes_on(record, call, row):
+        return True
     hidden = self_hidden(call, row)
     return any(
         not hidden[column - 1]
@@ -69,6 +71,18 @@ def begins_anew(record: Record, call: Call, row: int, begun: dict[int, int]) -> 
         for column in range(1, len(hidden))
         if not hidden[column]
     )
+
+
+def _goes_on(record: Record, call: Call, row: int) -> bool:
+    """Return whether a request that was fed before goes on, by its text and its position, behind tokens of another."""
+    tokens, positions = call.tokens[row].tolist(), call.positions[row].tolist()
+    return any(
+        positions[c] != positions[c - 1] + 1
+        and tokens[c - 1] != record.pad
+        and any(reached + 1 == positions[c] and record.is_at(request, positions[c], tokens[c])
+                for request, reached in record.reached.items())
+        for c in range(1, len(tokens))
+    )  # fmt: skip
 
 
 def _joins(record: Record, call: Call, row: int, column: int, request: int) -> bool:

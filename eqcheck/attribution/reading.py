@@ -15,7 +15,9 @@ from typing import Any
 from eqcheck.attribution.bookkeeping import Told, WrongToken, diagnose
 from eqcheck.attribution.confusion import said_of_query
 from eqcheck.attribution.feeding import fed_instead
+from eqcheck.attribution.history import told
 from eqcheck.attribution.labels import labels_of
+from eqcheck.attribution.patterns import of_mask
 from eqcheck.attribution.record import Record, Write
 from eqcheck.attribution.sources import Sources
 from eqcheck.attribution.turns import Turns
@@ -255,7 +257,7 @@ class Reader:
             root.component,
             root.kind,
             asked,
-            self._said(root, write),
+            self._said(root, write, cause.alike),
             call=write[0],
             query=replace(self._query(write), sees_from=self.walk.context(write).blamed.sees_from),
             deviations=cause.alike,
@@ -263,13 +265,17 @@ class Reader:
             slots=self.walk.context(write).blamed.slots,
         )
 
-    def _said(self, root: Deviation, write: Write) -> Statement:
+    def _said(self, root: Deviation, write: Write, alike: Sequence[Deviation]) -> Statement:
         """The further statements on the query at fault."""
-        said, context = said_of_query(root, write, self.labels), self.walk.context(write)
-        if context.blamed is context or root not in context.deviations:
-            return said
-        alone = state("convolution-alone" if self.family.stateful else "window-alone")
-        return alone if said == NOTHING else together(said, alone)
+        context = self.walk.context(write)
+        said = [said_of_query(root, write, self.labels)]
+        if context.blamed is context:
+            missing = [lost for lost in context.deviations if lost.kind == "missing-entry" and lost not in alike]
+            said += [of_mask(root, write, self.labels), told(self.labels, write, root, [*alike, *missing])]
+        elif root in context.deviations:
+            said.append(state("convolution-alone" if self.family.stateful else "window-alone"))
+        known = [statement for statement in said if statement != NOTHING]
+        return together(*known) if known else NOTHING
 
     def _bookkeeping(self, asked: WrongToken, number: int, basis: str, queried: bool = False) -> Finding:
         known = self.sources.known(asked.row, asked.position, number, queried)

@@ -11,7 +11,7 @@ import numpy as np
 
 from eqcheck.explanation.statements import held
 from eqcheck.hashlm.hashing import CALL, COLUMN, MODEL, ROW, Words
-from eqcheck.hashlm.trace import TARGET, Call
+from eqcheck.hashlm.trace import DRAFT, TARGET, Call
 
 Write = tuple[int, int, int]
 NO_WRITE: Write = (-1, -1, -1)  # of what no model wrote
@@ -48,6 +48,9 @@ class Label:
         """The row and logical position of what a slot holds, where it is a row's token."""
         ours = self.what in ("token", "draft")
         return {"of_row": self.request, "of_position": self.position} if ours else {}
+
+
+FOREIGN = {TARGET: Label(-1, -1, "draft model"), DRAFT: Label(-1, -1, "target model")}  # in the cache of the other
 
 
 class Sequences(NamedTuple):
@@ -142,7 +145,8 @@ class Record:
         """
         numbers = {number for number in self.made_once(request) if number <= call}
         end = len(self.requests[request].prompt) - 1
-        behind = {write[0] for write, one in self.of.items() if one.request == request and one.position >= end}
+        asked = ((write[0], one) for write, one in self.of.items() if one.what in ("token", "draft"))
+        behind = {number for number, one in asked if one.request == request and one.position >= end}
         return max(len(numbers & behind), min(1, len(numbers)))
 
     def proposed(self, request: int, until: int) -> set[int]:
@@ -202,6 +206,16 @@ def places_of(digests: Iterable[Words]) -> dict[int, list[tuple[int, int]]]:
 def writes(call: Call, row: int) -> list[Write]:
     """The query that wrote each slot of a batch row."""
     return [(call, row, column) for call, row, column in call.kv[0][0, row, 0][:, [CALL, ROW, COLUMN]].tolist()]
+
+
+def holders(record: Record, call: Call, row: int) -> list[Label | None]:
+    """The label of what each slot of a batch row holds; None for what no query of a model wrote."""
+    models = call.kv[0][0, row, 0, :, MODEL].tolist()
+    foreign = {DRAFT if call.role == TARGET else TARGET: FOREIGN[call.role]}
+    return [
+        record.of.get(write) if model == call.role else foreign.get(model)
+        for write, model in zip(writes(call, row), models, strict=True)
+    ]
 
 
 def self_hidden(call: Call, row: int) -> list[bool]:

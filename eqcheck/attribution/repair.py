@@ -25,6 +25,7 @@ from eqcheck.hashlm.hashing import CALL, COLUMN, MODEL, ROW, Bools, Ints, Words
 from eqcheck.hashlm.trace import DRAFT, TARGET, Call, Fix, Trace
 
 PARTS = ("position", "mask", "cache")
+PLACE = "place"  # a position of a model that counts its tokens, and is fed none
 Chosen = list[tuple[int | None, int | None]]  # slots, and the logical positions that they hold
 _BLANK = Label(-1, -1, "blank")
 _OTHER_MODEL = Label(-1, -1, "draft model")
@@ -40,8 +41,11 @@ def repair(generate: Generate, run: Run, explanation: Explanation, timeout: floa
     restores: list[tuple[str, ...]] = []
     mends: list[tuple[str, ...]] = []
     failed = ""
-    for size in range(1, len(PARTS) + 1):
-        for parts in combinations(PARTS, size):
+    family = FAMILY[run.case.family]
+    # The steps of a state follow from what it takes in; a right mask, or right entries, have them right, too.
+    tried = [part for part in PARTS if part != "position" or not family.stateful]
+    for size in range(1, len(tried) + 1):
+        for parts in combinations(tried, size):
             if any(set(parts) > set(smaller) for smaller in restores):
                 continue
             repairer = Repairer(run, parts)
@@ -51,7 +55,11 @@ def repair(generate: Generate, run: Run, explanation: Explanation, timeout: floa
                 restores.append(parts)
             elif not answered and not any(set(parts) > set(smaller) for smaller in mends):
                 mends += [parts] if _answered(again, repairer.labels, row, position) else []
-    return Opinion(tuple(restores), () if restores else tuple(mends), failed)
+
+    def named(sets: list[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+        return tuple(tuple(PLACE if part == "position" and not family.fed else part for part in each) for each in sets)
+
+    return Opinion(named(restores), () if restores else named(mends), failed)
 
 
 def _answered(run: Run, labels: Labels, row: int, position: int) -> bool:
@@ -96,7 +104,8 @@ class Repairer:
         self._drafted = 0
         self.failed = ""
         # A state or a row of slots that holds the right entries has them at the right distances, too.
-        self.renumber = "position" in self.parts or ("cache" in self.parts and not self.family.fed)
+        counted = "cache" in self.parts or self.family.stateful
+        self.renumber = "position" in self.parts or (counted and not self.family.fed)
 
     def of(self, trace: Trace) -> Repairer:
         """Attach to the trace of the run to be repaired."""

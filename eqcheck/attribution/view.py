@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from eqcheck.attribution.copies import Torn, disagreement, emptied_slots, torn_slots
-from eqcheck.attribution.record import NO_WRITE, Label, Record, Write
+from eqcheck.attribution.record import FOREIGN, NO_WRITE, Label, Record, Write
 from eqcheck.contract.family import Family
 from eqcheck.explanation.records import Deviation
 from eqcheck.hashlm.hashing import CALL, COLUMN, MODEL, ROW, TOKEN, stored_digest
 from eqcheck.hashlm.trace import DRAFT, TARGET, Call
 
 _UNWRITTEN = Label(-1, -1, "blank")
-_FOREIGN = {TARGET: Label(-1, -1, "draft model"), DRAFT: Label(-1, -1, "target model")}  # in the cache of the other
 _UNKNOWN = Label(-1, -1, "unknown")
+OTHER_MODEL = frozenset(label.what for label in FOREIGN.values())
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Entry:
     @property
     def known(self) -> bool:
         """Return whether a query of the model wrote it."""
-        return not any(self.label is one for one in (_UNWRITTEN, _UNKNOWN, *_FOREIGN.values()))
+        return not any(self.label is one for one in (_UNWRITTEN, _UNKNOWN, *FOREIGN.values()))
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def entries(call: Call, row: int, of: Mapping[Write, Label], calls: Mapping[int,
     for slot, fields in enumerate(copies[0, 0, 0]):
         by_model = fields[MODEL] in (TARGET, DRAFT)
         write = (int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN])) if by_model else NO_WRITE
-        foreign = _FOREIGN[call.role] if by_model else _UNWRITTEN
+        foreign = FOREIGN[call.role] if by_model else _UNWRITTEN
         label = of.get(write, _UNKNOWN) if fields[MODEL] == call.role else foreign
         token, place = int(fields[TOKEN]), int(call.key_places[row, slot])
         if emptied[slot] and write[0] in calls:

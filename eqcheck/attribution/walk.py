@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from eqcheck.attribution.context import FED_WITH, Context, read
+from eqcheck.attribution.history import LET_GO
 from eqcheck.attribution.record import Record, Write
 from eqcheck.contract.family import Family
 from eqcheck.contract.kinds import KINDS
@@ -102,5 +103,9 @@ class Walk:
 
 
 def order_of(deviation: Deviation, write: Write) -> tuple[int, ...]:
-    """Causal order: earlier calls first; in one call cache before mask before position, then by column."""
-    return write[0], KINDS[deviation.kind].rank, write[2]
+    """Causal order: earlier calls first; in one call cache before mask before position, then by column.
+
+    Where all that a row had cached is gone and was not fed again, what it sees in its place is an accident.
+    """
+    rank = -1 if deviation.source == LET_GO else KINDS[deviation.kind].rank
+    return write[0], rank, write[2]

@@ -23,8 +23,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from eqcheck.attribution.choices import recognised
+from eqcheck.attribution.history import LET_GO
 from eqcheck.attribution.reading import Reader
-from eqcheck.attribution.repair import repair
+from eqcheck.attribution.repair import PLACE, repair
 from eqcheck.attribution.telling import whose
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import Generate
@@ -75,7 +76,7 @@ def second_opinion(
             said = said if choice is None else replace(said, **choice._asdict())
         return replace(said, repair_confirms=bearing(explanation, opinion) == "confirms")
     if explanation.component == "unattributed":
-        detail = f"{explanation.detail}; {opinion}"
+        detail = "; ".join(filter(None, (explanation.detail, str(opinion))))
     elif shown == "changes":
         detail = (
             f"the trace shows {explanation.fingerprint}, but copies of the case with other tokens show something else: "
@@ -105,6 +106,7 @@ def bearing(explanation: Explanation, opinion: Opinion) -> str:
     if not sets:
         return "silent"
     named = {explanation.component, KINDS[explanation.kind].mended_by}
+    named |= {PLACE} if "position" in named else set()
     return "confirms" if any(named & set(parts) for parts in sets) else "contradicts"
 
 
@@ -149,7 +151,8 @@ def mechanism(explanation: Explanation) -> Mechanism:
     The row, the round and the query are not part of it, nor whose answer was read in place of the right one. With other
     ids drafts are accepted in other places, and then the same fault shows elsewhere first.
     """
-    wrong = frozenset((deviation.kind, deviation.source) for deviation in explanation.deviations)
+    sources = ((one.kind, one.source) for one in explanation.deviations)
+    wrong = frozenset((kind, "" if source == LET_GO else source) for kind, source in sources)
     told = {"wrong-correction": "statement", "wrong-token-fed": "also"}.get(explanation.kind)
     source = str(explanation.facts.get(told)) if told else None
     return explanation.fingerprint, wrong, source and source.removesuffix("-of-another")

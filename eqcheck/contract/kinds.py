@@ -41,14 +41,14 @@ _RECORDS = (
         "position",
         "query-position",
         "wrong position id",
-        "the query's position id is {observed}, but must be {expected}{reason}",
+        "the query's {position} is {observed}, but must be {expected}{reason}",
         rank=_POSITION,
     ),
     Kind(
         "position",
         "key-position",
         "a cached key carries the wrong position",
-        "the key of {at} in {slot} has position id {observed}, but must have {expected}{reason}",
+        "the key of {at} in {slot} has {position} {observed}, but must have {expected}{reason}",
         rank=50,  # the query that fed it is the cause, where there is one
         inherited=True,
     ),
@@ -96,6 +96,7 @@ _RECORDS = (
     ),
     # Within the cache, what displaces whole rows or blocks comes before what it does to single entries.
     Kind("cache", "wrong-row", "attends to another row's cache entries", rank=_CACHE),
+    Kind("cache", "draft-entry", "draft and target attend to each other's cache entries", rank=_CACHE),
     Kind(
         "cache",
         "torn-entry",
@@ -131,8 +132,8 @@ _RECORDS = (
     Kind(
         "cache",
         "missing-entry",
-        "a token of the row is missing from the KV cache",
-        "{at} is not in the row's cache ({origin})",
+        "a token of the row is missing from the KV cache that the call reads",
+        "{at} is not among what the call reads ({origin})",
         rank=_CACHE + 6,
     ),
     Kind(

@@ -162,7 +162,7 @@ class Opinion:
         return "no repair of position ids, attention mask or cache makes the output correct"
 
 
-_REPAIRED = {"position": "position ids", "mask": "attention mask", "cache": "cache entries"}
+_REPAIRED = {"position": "position ids", "place": "positions", "mask": "attention mask", "cache": "cache entries"}
 
 
 @dataclass(frozen=True)

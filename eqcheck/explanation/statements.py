@@ -111,6 +111,30 @@ STATEMENTS = {
     "{last_call}",
     "counts-nodes": "it counts nodes, not depth: in call {call} the position ids of batch row {batch_row} only number "
     "the nodes of the tree",
+    # what became of an entry before
+    "overwritten": "{over_slots:slot}, which held {over_positions:position..} of the row until call {over_until}, "
+    "{over_was} written again in call {over_call}, by {over_by}",
+    "overwritten-at-once": "{over_slots:slot}, to which call {over_call} wrote {over_positions:position..} of the row, "
+    "{over_was} written again in the same call, by {over_by}",
+    "replaced": "{over_slots:slot}, which held {over_positions:position..} of the row until call {over_until}, now "
+    "{over_holds} {over_by}, from call {over_call}",
+    "let-go": "call {last_read} was the last to read {lost_positions:position..} of the row, and this part of the row "
+    "was not fed again",
+    "left-out": "call {last_read} was the last to read {lost_positions:position..} of the row; {other_calls:call} went "
+    "on with {other_rows:row} without this row, and this part of the row was not fed again",
+    "shown": "what slot {slot_now} holds was masked until call {changed_after} and is attended since call {changed_in}",
+    "masked": "what slot {slot_now} holds was attended until call {changed_after} and is masked since call "
+    "{changed_in}",
+    "moved": "what slot {slot_now} holds was in slot {slot_before} until call {changed_after}, {was}; it is in slot "
+    "{slot_now} since call {changed_in}, {is}",
+    "left-between": "{left_rows:row} left the batch in between",
+    # masks
+    "top-left": "in call {call} column c of the block of {columns} columns attends to exactly slots 0..c",
+    "top-left-often": "in call {call} column c of the block of {columns} columns attends to exactly slots 0..c, as in "
+    "{alike} of the {calls} calls that have cached slots of this row and feed it several columns",
+    "no-order": "in call {call} each of the {columns} columns of the block attends to every slot",
+    "no-order-often": "in call {call} each of the {columns} columns of the block attends to every slot, as in {alike} "
+    "of the {calls} calls that feed this row several columns",
     "other-node": "the correct prediction is in column {right_column} of batch row {batch_row} of call {call}; the "
     "returned token is the prediction in column {column}, at another node of the tree",
     "missing-node": "call {call} has no node for position {position} of the row; its prediction in column {column} of "
@@ -205,9 +229,12 @@ class _Number(int):
 
 
 class _Numbers(str):
-    """Several, as "1 2"; ``{rows:row}`` is "row 1" or "rows 1 and 2"."""
+    """Several, as "1 2"; ``{rows:row}`` is "row 1" or "rows 1 and 2", and ``{at:position..}`` is "positions 1..3"."""
 
     def __format__(self, noun: str) -> str:
+        if noun.endswith(".."):
+            numbers = [int(one) for one in self.split()]
+            return f"{noun[:-2]}{'s' * (len(numbers) > 1)} {in_order(numbers)}"
         *begin, last = self.split() if noun else [str(self)]
         return f"{noun}s {', '.join(begin)} and {last}" if begin else f"{noun} {last}" if noun else last
 
@@ -229,7 +256,8 @@ def state(name: str, **facts: int | str) -> Statement:
     Statement(detail='the row continues after 2 missing tokens', facts={'statement': 'lost', 'tokens': 2})
     """
     shown = {key: _Number(value) if isinstance(value, int) else _Numbers(value) for key, value in facts.items()}
-    return Statement(STATEMENTS[name].format(**shown), {"statement": name, **facts})
+    written = _written_over(facts) if "over_kind" in facts else {}
+    return Statement(STATEMENTS[name].format(**shown, **written), {"statement": name, **facts})
 
 
 def together(first: Statement, *others: Statement) -> Statement:
@@ -242,6 +270,27 @@ def together(first: Statement, *others: Statement) -> Statement:
     also = " ".join(str(one.facts["statement"]) for one in others)
     facts = {key: value for one in (*others, first) for key, value in one.facts.items()}
     return Statement("; ".join(one.detail for one in (first, *others)), {**facts, **({"also": also} if also else {})})
+
+
+def _written_over(facts: Mapping[str, int | str]) -> dict[str, str]:
+    """The words on what was written over entries, from its kind, row, positions and tokens.
+
+    >>> _written_over({"over_slots": "0", "over_kind": "filler", "over_tokens": "0"})
+    {'over_was': 'was', 'over_holds': 'holds', 'over_by': 'filler (token 0)'}
+    """
+    kind = str(facts["over_kind"])
+    own = kind.removeprefix("other-")
+    tokens = list(dict.fromkeys(str(facts["over_tokens"]).split()))
+    of = "of the row" if own == kind else f"of row {facts['over_row']}"
+    by = held_within(kind, None, None)
+    if own == "token":
+        by = f"{_Numbers(facts['over_places']):position..} {of}"
+    elif own in _HELD:
+        several = len(str(facts["over_slots"]).split()) > 1
+        by = f"{'' if several else 'a '}{'rejected ' if own == 'draft' else ''}draft token{'s' * several} {of}"
+    shown = f" (token{'s' * (len(tokens) > 1)} {', '.join(tokens[:8])}{', ...' if len(tokens) > 8 else ''})"
+    was, holds = ("were", "hold") if " " in str(facts["over_slots"]) else ("was", "holds")
+    return {"over_was": was, "over_holds": holds, "over_by": by + shown}
 
 
 _HELD = {"token": "position", "draft": "rejected draft", "cut-draft": "draft after the row's end"}
@@ -449,6 +498,8 @@ def say(d: Deviation) -> str:
     if d.origin == "blank":
         return f"slot {d.slot} was never written and is attended"
     slot = f"slot {d.slot}"
+    if d.source == "masked-pad":
+        return f"{slot} is masked padding between the row's tokens, which a state of this kind takes as a step"
     return KINDS[d.kind].clause.format(
         slot=slot,
         at=f"position {d.token_position} of the row",
@@ -459,6 +510,7 @@ def say(d: Deviation) -> str:
         token=d.token,
         expected=d.expected,
         observed=d.observed,
+        position="position" if d.source == "counted" else "position id",
     )
 
 
@@ -487,7 +539,7 @@ def _alike(d: Deviation) -> object:
     if d.kind == "token-hidden":
         return d.kind
     if d.kind in ("stale-entry", "pad-visible", "wrong-row") and d.origin != "blank":
-        known = d.source in ("draft", "pad", "other-token")
+        known = d.source in ("draft", "pad", "masked-pad", "other-token")
         return (d.kind, d.source, d.of_row) if known else None
     return None
 
@@ -497,9 +549,11 @@ def _together(same: Sequence[Deviation]) -> str:
     tokens = f"positions {in_order([d.token_position for d in same if d.token_position is not None])} of the row"
     slots = f"slots {in_order([d.slot for d in same if d.slot is not None])}"
     if first.kind == "missing-entry":
-        return f"{tokens} are not in the row's cache ({first.origin})"
+        return f"{tokens} are not among what the call reads ({first.origin})"
     if first.kind == "token-hidden":
         return f"{slots} hold {tokens} and are masked"
+    if first.source == "masked-pad":
+        return f"{slots} are masked padding between the row's tokens, which a state of this kind takes as steps"
     if first.source == "other-token":
         at = in_order([d.of_position for d in same if d.of_position is not None])
         return f"{slots} hold positions {at} of row {first.of_row} and are attended"

@@ -40,10 +40,9 @@ _NOTHING_LEADS = "no part of the sampler stands out"
 _LINES = 6  # of what else is wrong
 _ENDS = ("past-eos", "over-length", "pad-in-output")  # tokens after the end of a row
 _LIMITED = ("premature-stop", "over-length")  # faults for which the limit of the row matters
-_REPAIRS = {
-    "position": "the correct position ids",
-    "mask": "the correct attention mask",
-    "cache": "the correct cache entries",
+_MEANINGS = {  # of kinds of cause by their source, where the model is not like others
+    ("query-position", "counted"): "wrong position",
+    ("pad-visible", "masked-pad"): "masked padding changes a state",
 }
 
 
@@ -85,7 +84,8 @@ def cause_words(e: Explanation) -> str:
     'in the draft, a token of the row is cached but masked'
     """
     if e.component != "draft" or not e.subject:
-        return KINDS[e.kind].meaning
+        source = e.deviations[0].source if e.deviations else ""
+        return _MEANINGS.get((e.kind, source), KINDS[e.kind].meaning)
     kind = KINDS.get(e.subject.rpartition("/")[2])
     return f"in the draft, {kind.meaning}" if kind else DRAFT_CAUSES.get(e.subject, KINDS[e.kind].meaning)
 
@@ -395,8 +395,11 @@ def _read(e: Explanation) -> list[str]:
     call = f"{model} call {q.call}{where} feeds token {q.token}{place}"
     first, rest = (e.deviations[0], e.deviations) if e.deviations else (None, ())
     if first is not None and first.kind == "query-position":
-        right = f"so its position id must be {first.expected}"
-        lines = [f"{call} with position id {first.observed}. {own}, {right}.", *_offset(e, first)]
+        lines = [f"{call} with position id {first.observed}. {own}, so its position id must be {first.expected}."]
+        if first.source == "counted":
+            right = f"so the position {first.origin} must be {first.expected}"
+            lines = [f"{call}. {own}, {right}, and it is {first.observed}."]
+        lines += _offset(e, first)
         rest = rest[1:]
     else:
         once = ", each once" * any(d.kind == "duplicate-entry" for d in rest)
@@ -424,7 +427,7 @@ def _offset(e: Explanation, d: Deviation) -> list[str]:
     """
     q = e.query
     own = next((s.index for s in e.slots if q and (s.kind, s.of_position) == ("token", q.logical_position)), None)
-    if e.detail or own is None or d.observed is None or d.expected is None:
+    if e.detail or own is None or d.observed is None or d.expected is None or d.source == "counted":
         return []
     masked: dict[str, list[int]] = {"draft": [], "pad": []}
     for slot in e.slots:
@@ -522,6 +525,9 @@ def _picture(e: Explanation, width: int, brief: bool) -> list[str]:
         rows = [row for row, _ in groupby(row if row[0] else gap for row in rows)]
     headers = ["", "slot", "holds", "token", "position id", "attended"]
     short = ["", "slot", "holds", "token", "pos. id", "att."]
+    if all(slot.position is None and slot.expected_position is None for slot in e.slots):  # the model takes none
+        rows = [row[:4] + row[5:] for row in rows]
+        headers, short = headers[:4] + headers[5:], short[:4] + short[5:]
     return table(rows, headers, width, short, tablefmt="plain").splitlines()
 
 
@@ -545,7 +551,7 @@ def _folded(slots: Sequence[Slot], e: Explanation) -> list[object]:
     """A line for neighbours that are alike."""
     first, last = slots[0], slots[-1]
     token, position = _line(first, e)[3:5]
-    if first.kind != "blank":
+    if first.kind not in ("blank", "masked-pad"):
         token = f"{first.token} .. {last.token}" if first.token != last.token else first.token
         position = "-" if first.position is None else f"{first.position}..{last.position}"
     if first.kind == "pad" and first.position == last.position:
@@ -557,7 +563,7 @@ def _folded(slots: Sequence[Slot], e: Explanation) -> list[object]:
 
 def _line(slot: Slot, e: Explanation) -> list[object]:
     marked, index = ">" if _wrong(slot) else "", "none" if slot.index is None else slot.index
-    if slot.kind == "blank":
+    if slot.kind in ("blank", "masked-pad"):
         return [marked, index, _holds(slot, e), "-", "-", _attended(slot)]
     position = "-" if slot.position is None else str(slot.position)
     if slot.visible and slot.expected_position not in (None, slot.position):

@@ -217,9 +217,9 @@ class Alone:
         if found.tokens != tuple(observed):  # before a row is accused: some hash at random, and only from a length on
             text = [*prompt, *found.tokens]
             self.forget(prompt[0])
-            first = self.scores(text)
+            before = self.scores(text)
             self.forget(prompt[0])
-            self._repeated(first, self.scores(text))
+            self._repeated(before, self.scores(text))
         return found
 
     def remembered(self, prompt: _Ids) -> list[Way]:

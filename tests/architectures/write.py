@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from architectures.hold import Held
+from architectures.hold import DTYPES, Held
 
 _HEAD = """# The oracle on each architecture of transformers
 

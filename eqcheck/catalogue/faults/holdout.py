@@ -241,7 +241,7 @@ class RingOf20(PerRow):
 
 
 @planted("", "per_row", no_edit=UNKNOWN)
-@fault("K54-draft-in-target-cache", "cache/duplicate-entry", "huggingface/transformers#31644")
+@fault("K54-draft-in-target-cache", "cache/draft-entry", "huggingface/transformers#31644")
 class DraftInTargetCache(PerRow):
     """The draft is handed the target's cache, and writes what it is fed into it."""
 
