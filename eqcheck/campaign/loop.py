@@ -12,7 +12,7 @@ from itertools import islice
 from operator import itemgetter
 from typing import Any
 
-from eqcheck.attribution.state import leaked
+from eqcheck.attribution.state import of_sequence
 from eqcheck.campaign import events, joining
 from eqcheck.campaign.pace import Pace, interruptible, pointless
 from eqcheck.contract.decoders import Decoder
@@ -185,7 +185,7 @@ class Campaign:
         for path, stored in self.corpus.load().items() if self.corpus else ():
             if self.over or not (self.pace.replays() and self.lane.asks(stored.case) and self._meets(stored.case)):
                 continue
-            outcome = self._replayed(stored.case)
+            outcome = of_sequence(self.lane.running.try_case(stored.case))
             same = outcome.failed if self.lane.conditional else outcome.symptom == stored.fingerprint
             outcome = replace(outcome, drawn=False, minimal=stored.minimised and same)
             self.result.replayed.append(outcome)
@@ -196,12 +196,6 @@ class Campaign:
             self.tell(events.CaseDone, len(self.result.replayed), None, self.failing, True, self.result.lane, outcome)
             self.check()
 
-    def _replayed(self, case: Any) -> Outcome:
-        """The outcome of a stored case; what fails after earlier requests is a leak, until it is looked into."""
-        outcome = self.lane.running.try_case(case)
-        if case.before and outcome.explanation:
-            return replace(outcome, explanation=leaked(case, outcome.explanation))
-        return outcome
 
     def draw(self) -> bool:
         """Decode new cases until it is time to look into what fails, or there are no more; False: none was left."""
@@ -213,6 +207,7 @@ class Campaign:
         for outcome in running.outcomes(self._cases(until)):
             if outcome.case.family in running.given_up:
                 continue
+            outcome = of_sequence(outcome)
             self.result.outcomes.append(outcome)
             self.check()
             self.notes.update(dict.fromkeys([running.note] if running.note else []))

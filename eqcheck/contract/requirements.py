@@ -21,6 +21,7 @@ REQUIREMENTS = {
     "eos-not-in-prompt": "no EOS id occurs in a prompt",
     "batch-1": "there is one row",
     "min-limit-2": "max_new_tokens is at least 2",
+    "same-weights": "target and draft keep their weights between requests",
     "one-temperature": "all rows have one temperature",
     "one-sampling": "all rows have one temperature, top_k, top_p and min_p",
     "sampled-n": "a request with several answers is sampled",
@@ -66,6 +67,7 @@ _MET: dict[str, Callable[[_Asked], bool]] = {
     "pad-not-in-prompt": lambda asked: asked.pad_token_id not in _fed(asked),
     "eos-not-in-prompt": lambda asked: not _eos(asked) & _fed(asked),
     "batch-1": lambda asked: len(asked.prompts) == 1,
+    "same-weights": lambda asked: True,  # which takes more than one request to break
     "min-limit-2": lambda asked: min([asked.max_new_tokens, *(row.max_new_tokens for row in asked.rows)]) >= 2,
     "one-temperature": lambda asked: _alike(asked, "temperature"),
     "one-sampling": lambda asked: _alike(asked, *_SAMPLING),
@@ -116,7 +118,9 @@ def unmet(asked: Any, requires: Iterable[str]) -> list[str]:
         return []
     of_case = hasattr(asked, "request")
     requests: list[_Asked] = [one.request() for one in (*asked.before, asked.alone)] if of_case else [asked]
-    return [name for name in requires if not all(_meets(one, name) for one in requests)]
+    changes = of_case and any(earlier.weights != asked.weights for earlier in asked.before)
+    kept = {"same-weights": not changes}
+    return [name for name in requires if not (kept.get(name, True) and all(_meets(one, name) for one in requests))]
 
 
 def _meets(asked: _Asked, name: str) -> bool:

@@ -50,11 +50,11 @@ def truth_of(case: Case) -> Truth:
 
 @lru_cache(maxsize=16)
 def _models(
-    family: str, vocab_size: int, seed: int, extra_pad: bool, uneven: bool = False
+    family: str, vocab_size: int, seed: int, draft_seed: int, extra_pad: bool, uneven: bool = False
 ) -> tuple[HashLM, ScriptedDraft]:
     config = HashConfig(vocab_size=vocab_size, seed=seed, family=family, extra_pad=extra_pad)
     target = cast(HashLM, HashLM(config).eval())
-    draft = ScriptedDraft.of(target)
+    draft = ScriptedDraft.of(target, weights=draft_seed)
     if uneven:
         config = HashConfig(vocab_size, seed, family, extra_pad=extra_pad, spread=astuple(UNEVEN))
         target = cast(HashLM, HashLM(config).eval())
@@ -67,7 +67,9 @@ def models(case: Case, truth: Truth, trace: Trace | None = None) -> tuple[HashLM
     They are new each time: whatever a decoder does to them (hooks, attributes, configuration) ends with the case.
     """
     extra = case.known_ids > case.vocab_size
-    target, draft = (model.fresh() for model in _models(case.family, case.known_ids, case.seed, extra, case.logprobs))
+    family, _, seed, draft_seed = case.weights
+    kept = _models(family, case.known_ids, seed, draft_seed, extra, case.logprobs)
+    target, draft = (model.fresh() for model in kept)
     draft = cast(ScriptedDraft, draft)
     script = script_of(case, truth)
     draft.script(script.wrong_after, agreement=script.agreement, lower=script.lower)

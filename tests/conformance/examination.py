@@ -18,6 +18,7 @@ from random import Random
 
 import eqcheck
 from eqcheck.attribution.reading import Reader
+from eqcheck.attribution.state import of_sequence
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import TAKEN, Decoder, Generate
 from eqcheck.contract.escaping import printable
@@ -150,7 +151,7 @@ class Examination:
         for number, drawn in enumerate(merged([source], self.count)):
             case = law.derive(drawn, Chance(Random(f"eqcheck {SEED} {law.name} {number}")), self.decoder)
             declined = refused(case, self.decoder.requires)
-            outcome = None if declined else runner.try_case(case)
+            outcome = None if declined else of_sequence(runner.try_case(case))
             if outcome is None or outcome.declined:
                 found.passed_over[declined or (outcome.declined if outcome else "")] += 1
                 continue
