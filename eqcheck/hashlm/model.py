@@ -146,6 +146,10 @@ class HashModel(Offers):
             every = (self.embed_tokens(torch.from_numpy(tokens).to(device)), *states)
         return BaseModelOutputWithPast(last_hidden_state=states[-1], hidden_states=every, **cache_output(cache))
 
+    def second_choices(self, digests: Words) -> list[int]:
+        """The second most likely token after contexts of these final digests."""
+        return cast("list[int]", self.choices[1][hashing.table_row(digests)].tolist())
+
     def get_input_embeddings(self) -> torch.nn.Module:
         return self.embed_tokens
 

@@ -146,6 +146,7 @@ class Trace:
     given: int = 0  # calls made before the decoder began, to fill the cache it is handed
     handed: Uses | None = None  # of the preallocated cache that the decoder is handed for the target
     watcher: Watcher | None = None
+    drafts_told: bool = False  # the decoder asked for the drafts of the case, and may look them up
     rounded: float = 0.0  # how far entries of a real cache that rounds are from what was written, in parts of them
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ from eqcheck.truth.continuation import continue_rows, continued
 
 _LIMIT = 3  # new tokens of a row that crosses an end
 _ROWS = (7, 9, 5, 11, 6, 3, 10)  # between buckets of 1, 2, 4, 8, 16
-_AT_ENDS = 3  # of so many rows in eight
+_SHORT = 6  # tokens of a prompt that is drawn often
 _FEW_IDS = 8
 _TRIED = 64  # prompts, of which the rows are kept that repeat themselves most
 _CHANGES: tuple[tuple[int, int | None], ...] = ((1, None), (1, 0), (0, 1), (2, None))
@@ -36,28 +36,34 @@ _CHANGES: tuple[tuple[int, int | None], ...] = ((1, None), (1, 0), (0, 1), (2, N
 
 
 def lengths(most: int) -> Iterator[int]:
-    """Lengths up to ``most`` without end, all in turn; of eight so many as `_AT_ENDS` are at the end of a block.
+    """Lengths up to ``most`` without end, all that are seldom drawn in turn; of seven, two are at the end of a block.
 
-    >>> [*islice(lengths(136), 8)]
-    [64, 128, 1, 65, 2, 3, 4, 5]
-    >>> len({*islice(lengths(136), 176)})
-    136
+    >>> [*islice(lengths(136), 7)]
+    [64, 7, 8, 128, 9, 10, 11]
+    >>> {*range(7, 129)} <= {*islice(lengths(136), 140)}
+    True
     """
-    ends = {n: max(size for size in SIZES if n % size in (0, 1, size - 1)) for n in range(1, most + 1) if _at_end(n)}
-    at_ends = cycle(sorted(ends, key=lambda n: (-ends[n], n % ends[n] != 0, n)))
-    between = cycle([n for n in range(1, most + 1) if not (_at_end(n) and n > _FEW_IDS)])
+    every = range(1, most + 1)
+    ends = {n: max(size for size in SIZES if n % size in (0, 1, size - 1)) for n in every if _at_end(n)}
+    at_ends = cycle(sorted(ends, key=lambda n: (-ends[n], n % ends[n] != 0, n)) or every)
+    between = cycle([n for n in every if _SHORT < n < SIZES[-1] and not _at_end(n)] or every)
     while True:
-        yield from (next(at_ends), next(at_ends), next(between), next(at_ends))
-        yield from islice(between, 8 - _AT_ENDS - 1)
+        yield next(at_ends)
+        yield from islice(between, 2)
+        yield next(at_ends)
+        yield from islice(between, 3)
 
 
 def _at_end(length: int) -> bool:
     return any(length % size in (0, 1, size - 1) for size in SIZES if size >= 16)
 
 
-def first_rows(case: Case, count: int) -> Case:
-    """The case with its first rows alone."""
-    return replace(case, prompts=case.prompts[:count], accepts=case.accepts[:count])
+def longest_rows(case: Case, count: int) -> Case:
+    """The case with its longest rows alone."""
+    rows = sorted(range(len(case.prompts)), key=lambda row: -len(case.prompts[row]))[:count]
+    return replace(
+        case, prompts=tuple(case.prompts[row] for row in rows), accepts=tuple(case.accepts[row] for row in rows)
+    )
 
 
 @dataclass

@@ -29,7 +29,7 @@ from eqcheck.decoding.schedule import Schedule
 from eqcheck.drawing.cases import DRAWN_OPTIONS, Claims, draw_case, fits
 from eqcheck.drawing.choices import Chance
 from eqcheck.lanes.transparent.coverage import Feature, features, raggedness
-from eqcheck.lanes.transparent.made import Made, first_rows
+from eqcheck.lanes.transparent.made import Made, longest_rows
 from eqcheck.lanes.transparent.reduction import smallest
 from eqcheck.result.claims import Claim, claims_in
 
@@ -110,7 +110,7 @@ class Source:
         """The cases that are made after a batch of drawn ones."""
         number, made = self._drawn.batches, self._made.lengths()
         if number % 2 and made:  # long prompts, for what is kept by blocks
-            again = first_rows(made[0], 2)
+            again = longest_rows(made[0], 2)
         else:
             again = sorted(self._drawn.order[-_KEPT:], key=lambda case: case.work)[_KEPT // 2]
         made += self._made.reweighted(again)
