@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,13 +11,13 @@ import pytest
 from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.contract import registry
+from eqcheck.contract.errors import Violation
 from eqcheck.contract.requirements import unmet
 from eqcheck.decoding.harness import truth_of
 from eqcheck.explanation.text import render
 from eqcheck.hashlm import hashing
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import assert_equivalent
-from eqcheck.contract.errors import Violation
 from eqcheck.result.findings import Audit, Options
 
 STALE, LEAKS = "state/stale-weights", "state/leaks-from-earlier-request"

@@ -84,7 +84,11 @@ def with_stale_entries(done: Run, wrong: Explanation) -> Explanation:
             if seen.any():
                 row = int(np.argwhere(seen)[0][0])
                 at = fields[0, row, 0, :, POSITION][seen[row]]
-                facts = {"stale_call": call.number, "stale_row": row, "stale_entries": int(seen[row].sum())}
+                facts: dict[str, int | str] = {
+                    "stale_call": call.number,
+                    "stale_row": row,
+                    "stale_entries": int(seen[row].sum()),
+                }
                 facts |= {"stale_from": int(at.min()), "stale_to": int(at.max())}
                 return replace(wrong, facts=wrong.facts | facts)
     return wrong
@@ -98,14 +102,14 @@ def _of_other_weights(case: Case, wrong: Explanation) -> list[str]:
         at = f"position {first}" if first == last else f"positions {first} to {last}"
         entries = "an entry that was" if one else f"{facts['stale_entries']} entries that were"
         said.append(
-            f"In call {facts['stale_call']} of the last request, batch row {facts['stale_row']} of the target attends to "
-            f"{entries} written under other weights ({at})."
+            f"In call {facts['stale_call']} of the last request, batch row {facts['stale_row']} of the target attends "
+            f"to {entries} written under other weights ({at})."
         )
     count = len(wrong.observed_row)
     if count > 1 and wrong.row is not None and any(_emits(earlier, case, wrong) for earlier in case.before):
         said.append(
-            f"Row {wrong.row} is what the target of the earlier request would emit: {count} of {count} tokens are those "
-            "of the weights before."
+            f"Row {wrong.row} is what the target of the earlier request would emit: {count} of {count} tokens are "
+            "those of the weights before."
         )
     return said
 
@@ -143,7 +147,9 @@ def summary(case: Case, weights: bool = False) -> str:
     ]
     if weights:
         _, _, target, draft = case.weights
-        parts.append(f"weights of seed {target}" if target == draft else f"weights of seeds {target} and {draft}")
+        parts.append(
+            f"weights of seed {target}" if target == draft else f"weights of seed {target} (target) and {draft} (draft)"
+        )
     if case.cache_state != "empty":
         parts.append(f"cache state {case.cache_state} ({CACHE_STATES[case.cache_state]})")
     return ", ".join(parts)

@@ -196,7 +196,6 @@ class Campaign:
             self.tell(events.CaseDone, len(self.result.replayed), None, self.failing, True, self.result.lane, outcome)
             self.check()
 
-
     def draw(self) -> bool:
         """Decode new cases until it is time to look into what fails, or there are no more; False: none was left."""
         start, count = time.monotonic(), len(self.result.outcomes)

@@ -215,8 +215,9 @@ class Case(AnyCase):
 
     - ``accepts[row][round]``: the number of draft tokens of that round that agree with the target (missing: 0). Rounds
       count from the first new token. ``agreement`` instead makes the draft agree at that rate, context by context.
-    - ``seed``, ``vocab_size``: select the target, ``draft_seed`` the draft's weights where they are of another seed: what
-      it proposes is the target's all the same. ``pad_token_id`` can be ``vocab_size``, which the target never generates.
+    - ``seed``, ``vocab_size``: select the target; ``draft_seed`` the draft's weights, where they are of another seed
+      (what it proposes is the target's all the same). ``pad_token_id`` can be ``vocab_size``, which the target never
+      generates.
     - ``cache_state``: one of `eqcheck.contract.decoders.CACHE_STATES`. ``prefill_chunk``, ``prefix_length``,
       ``arrivals`` and ``tree`` are its parameters, as in `eqcheck.Request`. ``paths[row][round]``: the ranks among the
       draft's choices along the target's own tokens; no node after them is right, and zeros mean the first choices.

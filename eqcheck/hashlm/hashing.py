@@ -9,10 +9,10 @@ bfloat16. They spell these fields:
     HIGH, LOW  the upper and lower 24 bits of its digest (layer 1; zero in layer 0)
     CALL, ROW, COLUMN   the identity of the write: which forward call, which row, which column
 
-No two of K and V, heads, layers, models and weights have the same stamp. So K handed out as V, heads or layers exchanged,
-an entry of the other model or of the same one under other weights, and any scale, sign or roll of a tensor change the
-hash, as they change a real model's attention. The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood 2014,
-https://doi.org/10.1145/2660193.2660195).
+No two of K and V, heads, layers, models and weights have the same stamp. So K handed out as V, heads or layers
+exchanged, an entry of the other model or of the same one under other weights, and any scale, sign or roll of a tensor
+change the hash, as they change a real model's attention. The mixing function is the finaliser of SplitMix64 (Steele,
+Lea, Flood 2014, https://doi.org/10.1145/2660193.2660195).
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ def decoded(digits: Ints, weights: int = 0) -> Ints:
     """The fields of entries ``[..., WIDTH]`` of digits, as ``[..., 9]``.
 
     MODEL is 0 where nothing was written, 1 or 2 for the model that wrote under these ``weights``, `OTHER_WEIGHTS` where
-    a model wrote under others, `NO_MODEL` where the stamp is none; PLACE says for which layer, K or V, and head, counted
-    in that order, -1 where the stamp does not say.
+    a model wrote under others, `NO_MODEL` where the stamp is none; PLACE says for which layer, K or V, and head,
+    counted in that order, -1 where the stamp does not say.
     """
     sums = np.add.reduceat(digits * _PLACE_VALUE, _STARTS, axis=-1)
     fields = np.concatenate([sums, np.zeros((*sums.shape[:-1], 1), np.int64)], axis=-1)

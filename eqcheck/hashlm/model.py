@@ -211,7 +211,8 @@ class HashModel(Offers):
         if not family.near:
             return Call(*fed, *views[0], tuple(held), tuple(spoilt), *after, weights=self.weights), digests
         lower, upper = (
-            Call(*fed, *v, (h,), (s,), *after, weights=self.weights) for v, h, s in zip(views, held, spoilt, strict=True)
+            Call(*fed, *v, (h,), (s,), *after, weights=self.weights)
+            for v, h, s in zip(views, held, spoilt, strict=True)
         )
         return replace(upper, lower=lower), digests
 

@@ -1,10 +1,10 @@
 """Cases that are made for one thing each, where drawing meets it too seldom: they stand among the drawn ones.
 
-`Made.lengths` has prompts and rows of every length modulo the sizes of blocks, pages, chunks, windows and buckets, those
-at their ends oftener, in batches between the usual buckets. Prompts are long and limits short: an end is crossed by
-three new tokens as well as by thirty. `Made.shared` has prompts that share their first block only, or a later one only.
-`Made.repeating` has rows that emit a token twice and more in a row. `Made.reweighted` asks a request again when target,
-draft or both have got other weights.
+`Made.lengths` has prompts and rows of every length modulo the sizes of blocks, pages, chunks, windows and buckets,
+those at their ends oftener, in batches between the usual buckets. Prompts are long and limits short: an end is crossed
+by three new tokens as well as by thirty. `Made.shared` has prompts that share their first block only, or a later one
+only. `Made.repeating` has rows that emit a token twice and more in a row. `Made.reweighted` asks a request again when
+target, draft or both have got other weights.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Made:
         return self._cases(number, random, texts, limit, **state)
 
     def shared(self) -> list[Case]:
-        """Prompts of two blocks: the second and third share one of them with the first, either in a batch or after it."""
+        """Prompts of two blocks: the second and third share one with the first, either in a batch or after it."""
         number, random = self._next("shared")
         sizes = [size for size in SIZES if 2 * size < self.bounds.prompt]
         if not sizes or self.bounds.rows < 2:
@@ -130,7 +130,12 @@ class Made:
         """A request that was asked before, as it was or with another end, when weights have changed in between."""
         number, random = self._next("reweighted")
         family = FAMILY[case.family]
-        if "same-weights" in self.claims.requires or case.before or family.built or case.vocab_size != family.vocab_size:
+        if (
+            "same-weights" in self.claims.requires
+            or case.before
+            or family.built
+            or case.vocab_size != family.vocab_size
+        ):
             return []
         seed, draft_seed = _CHANGES[number % len(_CHANGES)]
         if family.target and draft_seed is not None:  # a real draft follows from its target
@@ -138,7 +143,9 @@ class Made:
         prompts = case.prompts
         if number % 3 == 2:  # what was computed for all but the last tokens may be found again
             end = [token for token in self._text(random, len(prompts)) if token not in case.eos_token_ids]
-            prompts = tuple((*prompt[:-1], last) for prompt, last in zip(prompts, end, strict=False)) if end else prompts
+            prompts = (
+                tuple((*prompt[:-1], last) for prompt, last in zip(prompts, end, strict=False)) if end else prompts
+            )
         if len(prompts) != len(case.prompts):  # too few ids are none of its EOS
             prompts = case.prompts
         try:
@@ -175,7 +182,7 @@ class Made:
             num_draft_tokens=k,
             accepts=accepts,
             pad_token_id=pad,
-            padding_side=claims.padding_sides[number // 2 % len(claims.padding_sides)],
+            padding_side=claims.padding_sides[number // 2 % len(claims.padding_sides)],  # type: ignore[arg-type]
             **given,  # type: ignore[arg-type]
         )
         return [] if unmet(case, claims.requires) else [case]

@@ -57,7 +57,8 @@ class Source:
 
     ``shard=(i, n)`` draws one of ``n`` sequences of a seed, each with a search of its own, so that several machines can
     draw at once. `merged` gives their cases one order. ``opening``: the first cases test each claim in turn, so that a
-    few are enough, and some are made for one thing each (`eqcheck.lanes.transparent.made`); frozen profiles have neither.
+    few are enough, and some are made for one thing each (`eqcheck.lanes.transparent.made`); frozen profiles have
+    neither.
 
     >>> source = Source(seed=1, families=("rotary",), padding_sides=("left",))
     >>> source.chunk(0, 5) == source.chunk(0)[:5]

@@ -4,8 +4,9 @@ A failing case is decoded alone, in a process in which nothing was decoded befor
 is a failure of the request. If it is right there, the requests that the decoder had decoded before are tried, the
 latest first; where some make it fail, time and again, the sequence is shrunk (delta debugging, then simpler requests)
 and is a violation, `state/leaks-from-earlier-request`. Where the weights change between the requests, and the case is
-right after the same requests under its own weights, it is `state/stale-weights`. All tries are in fresh processes, whose
-random generators begin in different states: a decoder that draws from them does not pass for one that keeps something.
+right after the same requests under its own weights, it is `state/stale-weights`. All tries are in fresh processes,
+whose random generators begin in different states: a decoder that draws from them does not pass for one that keeps
+something.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class SequenceSearch:
         return self._smallest(replace(case, before=found)) if found else None
 
     def _sequence(self, case: Case) -> Outcome | None:
-        """The smallest sequence that fails like a drawn one; None where its last request fails alone, or it does not."""
+        """The smallest sequence that fails like a drawn one; None where that does not fail, or fails alone, too."""
         if not all(self._fails(case) for _ in range(_QUICKLY)) or not self._right_alone(case, _QUICKLY):
             return None
         if case.unchanging != case and all(self._fails(case.unchanging) for _ in range(_QUICKLY)):
