@@ -250,7 +250,7 @@ def test_a_decoder_that_keeps_its_weights_is_asked_for_no_others() -> None:
     given = (0, claims.families, claims.padding_sides, claims.cache_states)
     drawn = [Source(*given, requires, opening=True).chunk(0) for requires in ((), ("same-weights",))]
     free, bound = ([case for case in cases if case.unchanging != case] for cases in drawn)
-    assert len(free) >= 3
+    assert len(free) >= 2
     assert not bound
     assert unmet(CHANGED, ("same-weights",)) == ["same-weights"]
     assert unmet(replace(CHANGED, seed=0), ("same-weights",)) == []

@@ -95,7 +95,7 @@ def with_stale_entries(done: Run, wrong: Explanation) -> Explanation:
 
 
 def _of_other_weights(case: Case, wrong: Explanation) -> list[str]:
-    """What of the last request is of the weights before, in sentences: what its target saw, and what was emitted."""
+    """Return sentences on what the target of the last request saw of other weights, and whose tokens were emitted."""
     said, facts = list[str](), wrong.facts
     if "stale_call" in facts:
         one, first, last = facts["stale_entries"] == 1, facts["stale_from"], facts["stale_to"]

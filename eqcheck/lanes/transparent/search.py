@@ -110,11 +110,11 @@ class Source:
     def _made_now(self) -> list[Case]:
         """The cases that are made after a batch of drawn ones."""
         number, made = self._drawn.batches, self._made.lengths()
-        if number % 2 and made:  # long prompts, for what is kept by blocks
-            again = longest_rows(made[0], 2)
-        else:
-            again = sorted(self._drawn.order[-_KEPT:], key=lambda case: case.work)[_KEPT // 2]
-        made += self._made.reweighted(again)
+        if number % 2:
+            again = sorted(self._drawn.order[-_KEPT:], key=lambda case: case.work)[len(self._drawn.order[-_KEPT:]) // 2]
+            if number % 4 == 1 and made:  # long prompts, for what is kept by blocks
+                again = longest_rows(made[0], 2)
+            made += self._made.reweighted(again)
         if number % 2:
             made += self._made.repeating()
         if number % _DIVERGE == 1:
