@@ -50,6 +50,7 @@ OTHER |= {
     "stop_sequences": (((3, 4),),),
     "logprobs": True,
     "cancel_after": (2,),
+    "draft_seed": 3,
 }
 STATES = {
     "prefill_chunk": "chunked",
@@ -94,6 +95,7 @@ def test_a_stored_case_says_its_format_and_defaults_may_be_left_out() -> None:
         "stop_sequences",
         "logprobs",
         "cancel_after",
+        "draft_seed",
         *STATES,
     }
     assert FULL.to_dict()["format"] == "eqcheck-case/1"
@@ -262,6 +264,7 @@ def test_drawn_cases_cover_everything() -> None:
 
     explore()
     seldom = {"row_past_64", "row_past_128"}  # one case in a hundred; `tests/test_rare.py` sees them in an audit
+    seldom |= {"at_end_of_64", "at_end_of_128", "shares_first_block", "shares_later_block", "weights_changed"}
     trees = {"tree", "different_trees", "off_spine"}  # for decoders that declare them
     ends = {"stops", "stopped", "stop_in_prompt", "to_cancel", "cancelled", "finish_reason", "usage", "logprobs"}
     ends |= {"prompt_logprobs"}

@@ -27,7 +27,14 @@ FILES = {name: text for text, name in re.findall(r"```python\n(# (\S+\.py)\n.*?)
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with the files of the page."""
-    assert sorted(FILES) == ["bridge.py", "engine.py", "paged_bridge.py", "text_bridge.py", "text_engine.py"]
+    assert sorted(FILES) == [
+        "bridge.py",
+        "engine.py",
+        "lookup_bridge.py",
+        "paged_bridge.py",
+        "text_bridge.py",
+        "text_engine.py",
+    ]
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     return tmp_path
@@ -39,7 +46,7 @@ def audit(folder: Path, adapter: str, *words: str) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("adapter", ["bridge.py", "paged_bridge.py", "text_bridge.py"])
+@pytest.mark.parametrize("adapter", ["bridge.py", "lookup_bridge.py", "paged_bridge.py", "text_bridge.py"])
 @pytest.mark.long
 def test_right_as_written(folder: Path, adapter: str) -> None:
     done = audit(folder, adapter, "--cases", "20")

@@ -35,6 +35,7 @@ from eqcheck.explanation.internal import EqcheckFailed, InternalError, guarded, 
 from eqcheck.lanes.checkpoint.lane import worker
 from eqcheck.lanes.sampling.judge import try_case as try_sampled
 from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.oracle import check as oracle_check
 from eqcheck.report import load
 from eqcheck.report.build import write
 from eqcheck.report.checks import junit
@@ -69,7 +70,7 @@ def in_two_rows(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def judging(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("eqcheck.lanes.transparent.judge.judge", in_two_rows(eqcheck.oracle.check.judge))
+    patch.setattr("eqcheck.lanes.transparent.judge.judge", in_two_rows(oracle_check.judge))
 
 
 def explaining(patch: pytest.MonkeyPatch) -> None:

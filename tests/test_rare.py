@@ -50,7 +50,20 @@ def test_small_cases_do_not_meet_them(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_audit_meets_large_cases_and_special_ids() -> None:
     result = audit(replace(registry.load("eqspec"), capabilities=(), seeds="none"), Options(cases=300))
     assert result.verdict == "equivalent"
-    for name in (*SPECIAL, "equal_prompts", "prompt_begins_another", "row_past_64", "row_past_128"):
+    for name in (
+        *SPECIAL,
+        "equal_prompts",
+        "prompt_begins_another",
+        "row_past_64",
+        "row_past_128",
+        "at_end_of_64",
+        "at_end_of_128",
+        "repeats_a_token",
+        "between_buckets",
+        "shares_first_block",
+        "shares_later_block",
+        "weights_changed",
+    ):
         assert name in TRANSPARENT.counters
         assert result.coverage[name] >= 3, name
     largest = result.tally.reached

@@ -118,7 +118,8 @@ def test_every_lane_draws_what_is_required(lane: str, need: str, folder: Path) -
 def test_without_a_need_other_cases_are_drawn(lane: str, folder: Path) -> None:
     drawn = list(islice(lane_of(lane, strict(folder, ())).cases(), 100))
     sampled = {"one-temperature", "one-sampling", "sampled-n"}  # the last is of decoders that take several answers
-    rarely = sampled if "sampling" not in lane else {"min-limit-2", "one-eos", "sampled-n"}
+    sampled |= {"same-weights"} if lane != "transparent" else set()  # there each case is one request
+    rarely = sampled if "sampling" not in lane else {"min-limit-2", "one-eos", "sampled-n", "same-weights"}
     assert {name for name in REQUIREMENTS if not any(unmet(case, (name,)) for case in drawn)} <= rarely
 
 

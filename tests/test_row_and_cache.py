@@ -113,7 +113,9 @@ def test_a_row_that_was_changed_after_its_tokens_were_accepted(options: RowOptio
     assert len(said) > 2
     for one in said:
         assert one.fingerprint == "bookkeeping/changed-token"
-        assert f"The returned token equals new token {one.facts['index'] + 1}, which comes after it." in render(one)
+        assert f"The returned token equals new token {int(one.facts['index']) + 1}, which comes after it." in render(
+            one
+        )
         assert ("allow only token" in one.detail) == (options is PINNED)
 
 

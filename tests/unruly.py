@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -82,7 +83,7 @@ class HostileList(list[Any]):
     def _fail(self, *_: Any) -> Any:
         raise self.raised
 
-    __len__ = __iter__ = __repr__ = __getitem__ = __eq__ = _fail  # type: ignore[assignment]
+    __len__ = __iter__ = __repr__ = __getitem__ = __eq__ = _fail
 
 
 RAISED: tuple[type[BaseException], ...] = (
@@ -160,7 +161,7 @@ def changes(draw: st.DrawFn) -> Change:
             case "row":
                 rows[place % len(rows)] = other
             case "token":
-                row[place % len(row)] = other  # type: ignore[call-overload]
+                row[place % len(row)] = other
             case "tokens":
                 row[place % len(row)] = token
             case "rows":
@@ -320,7 +321,7 @@ def _as_before() -> Iterator[None]:
         finally:
             torch.set_default_dtype(dtype)
             random.setstate(state)
-            np.seterr(**errors)  # type: ignore[arg-type]
+            np.seterr(**errors)
 
 
 def failures(lane: str, program: Any) -> list[str]:
@@ -346,11 +347,10 @@ def _in_audit(program: Unruly, capabilities: tuple[str, ...]) -> list[str]:
 
 
 def _in_laws(program: Unruly) -> list[str]:
-    from eqcheck.conformance.examination import Examination
-    from eqcheck.conformance.test_laws import LAWS
-
+    Examination = import_module("eqcheck.conformance.examination").Examination  # noqa: N806
+    every = import_module("eqcheck.conformance.test_laws").LAWS
     decoder: Decoder = eqcheck.decoder(name="unruly")(lambda *given: program(*given))
-    laws = {name: LAWS[name] for name in ("test_padding", "test_every_query_saw_its_row", "test_determinism")}
+    laws = {name: every[name] for name in ("test_padding", "test_every_query_saw_its_row", "test_determinism")}
     with mock.patch("eqcheck.conformance.examination.MINIMISE_S", 0.3):
         examination = Examination(decoder, laws, 1)
         with mock.patch("eqcheck.conformance.examination.forkable", return_value=False):

@@ -14,6 +14,7 @@ from eqcheck.hashlm.hashing import (
     HIGH,
     LAYERS,
     MODEL,
+    NO_MODEL,
     PLACE,
     PLACES,
     POSITION,
@@ -71,7 +72,7 @@ class Torn(NamedTuple):
 def disagreement(copies: Ints, layers: slice) -> Torn:
     """The disagreement between the copies ``[layer, K/V, head, width]`` of one slot, of these layers."""
     right = _PLACES[layers]
-    if (copies[..., MODEL] > 2).any():
+    if (copies[..., MODEL] == NO_MODEL).any():
         return Torn("no-model", "it holds numbers that no model wrote (scaled, rounded, moved or overwritten)")
     if (copies[..., MODEL] > 0).all() and (copies[..., PLACE] != right).any():
         at = tuple(np.argwhere(copies[..., PLACE] != right)[0])

@@ -222,10 +222,14 @@ def _of_entry(record: Record, entry: Write, call: Call, row: int, slot: int) -> 
     if before is None:
         return NOTHING
     since = min(at.call for at in seen if at.call > before.call)
-    facts = {"slot_now": slot, "changed_after": before.call, "changed_in": since}
+    facts: dict[str, int | str] = {"slot_now": slot, "changed_after": before.call, "changed_in": since}
     ways = ("masked", "attended")
     if before.slot != slot:
-        moved = {"slot_before": before.slot, "was": ways[before.attended], "is": ways[now.attended]}
+        moved: dict[str, int | str] = {
+            "slot_before": before.slot,
+            "was": ways[before.attended],
+            "is": ways[now.attended],
+        }
         said = state("moved", **facts, **moved)
     else:
         said = state("shown" if now.attended else "masked", **facts)

@@ -157,7 +157,7 @@ class Repairer:
             now, holds = call.of_layer(layer)
             if sight is None or call.lower:
                 sight = self._sight(now, row, labels, self.family if layer else self.family.lower)
-            words = hashing.contents(holds[:, row : row + 1], call.role, layer)[0][0]
+            words = hashing.contents(holds[:, row : row + 1], call.role, layer, call.weights)[0][0]
             for slot, (_, write) in enumerate(sight.held):
                 if write[0] == call.number and fix.known[write[1:]]:
                     token, digest = call.tokens[write[1:]], fix.digests[0][write[1:]]

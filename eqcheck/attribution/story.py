@@ -26,7 +26,11 @@ from eqcheck.result.story import DrawnCall, DrawnDecode, DrawnQuery, DrawnRow, D
 
 ROWS, COLUMNS = 8, 12  # of a call, and of a row of it; more are left out
 BATCH = 16  # rows whose rounds are told
-_OF_MODELS = {"draft model": "an entry of the draft", "target model": "an entry of the target"}
+_OF_MODELS = {
+    "draft model": "an entry of the draft",
+    "target model": "an entry of the target",
+    "other weights": "written under other weights",
+}
 _CELLS = 4000  # of a call, slots times columns: rows beyond it are left out, but for the one at fault
 _ALL_CELLS = 150_000  # of all calls
 _MODELS = {TARGET: "target", DRAFT: "draft"}

@@ -11,10 +11,11 @@ from eqcheck.attribution.copies import Torn, disagreement, emptied_slots, torn_s
 from eqcheck.attribution.record import FOREIGN, NO_WRITE, Label, Record, Write
 from eqcheck.contract.family import Family
 from eqcheck.explanation.records import Deviation
-from eqcheck.hashlm.hashing import CALL, COLUMN, MODEL, ROW, TOKEN, stored_digest
+from eqcheck.hashlm.hashing import CALL, COLUMN, MODEL, OTHER_WEIGHTS, ROW, TOKEN, stored_digest
 from eqcheck.hashlm.trace import DRAFT, TARGET, Call
 
 _UNWRITTEN = Label(-1, -1, "blank")
+_OTHER_WEIGHTS = Label(-1, -1, "other weights")  # of either model
 _UNKNOWN = Label(-1, -1, "unknown")
 OTHER_MODEL = frozenset(label.what for label in FOREIGN.values())
 
@@ -35,7 +36,7 @@ class Entry:
     @property
     def known(self) -> bool:
         """Return whether a query of the model wrote it."""
-        return not any(self.label is one for one in (_UNWRITTEN, _UNKNOWN, *FOREIGN.values()))
+        return not any(self.label is one for one in (_UNWRITTEN, _UNKNOWN, _OTHER_WEIGHTS, *FOREIGN.values()))
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ def entries(call: Call, row: int, of: Mapping[Write, Label], calls: Mapping[int,
         by_model = fields[MODEL] in (TARGET, DRAFT)
         write = (int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN])) if by_model else NO_WRITE
         foreign = FOREIGN[call.role] if by_model else _UNWRITTEN
+        foreign = _OTHER_WEIGHTS if fields[MODEL] == OTHER_WEIGHTS else foreign
         label = of.get(write, _UNKNOWN) if fields[MODEL] == call.role else foreign
         token, place = int(fields[TOKEN]), int(call.key_places[row, slot])
         if emptied[slot] and write[0] in calls:

@@ -11,7 +11,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from eqcheck.attribution.state import leaked
+from eqcheck.attribution.state import of_sequence
 from eqcheck.campaign import events, joining
 from eqcheck.campaign.pace import Pace, interruptible, pointless
 from eqcheck.contract.decoders import Decoder
@@ -232,7 +232,7 @@ class Campaign:
                 continue
             outcome = None
             with guarded(self.result.internal, "judge", stored.case):
-                outcome = self._replayed(stored.case)
+                outcome = of_sequence(self.lane.running.try_case(stored.case))
             if outcome is None:
                 continue
             same = outcome.failed if self.lane.conditional else outcome.symptom == stored.fingerprint
@@ -244,13 +244,6 @@ class Campaign:
                 self.gather(outcome)
             self.tell(events.CaseDone, len(self.result.replayed), None, self.failing, True, self.result.lane, outcome)
             self.check()
-
-    def _replayed(self, case: Any) -> Outcome:
-        """The outcome of a stored case; what fails after earlier requests is a leak, until it is looked into."""
-        outcome = self.lane.running.try_case(case)
-        if case.before and outcome.explanation:
-            return replace(outcome, explanation=leaked(case, outcome.explanation))
-        return outcome
 
     def draw(self) -> bool:
         """Decode new cases until it is time to look into what fails, or there are no more; False: none was left."""
@@ -266,6 +259,7 @@ class Campaign:
             if outcome.internal is not None:
                 note(self.result.internal, outcome.internal)
             else:
+                outcome = of_sequence(outcome)
                 self.result.outcomes.append(outcome)
             self.check()
             self.notes.update(dict.fromkeys([running.note] if running.note else []))

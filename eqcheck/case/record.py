@@ -215,7 +215,8 @@ class Case(AnyCase):
 
     - ``accepts[row][round]``: the number of draft tokens of that round that agree with the target (missing: 0). Rounds
       count from the first new token. ``agreement`` instead makes the draft agree at that rate, context by context.
-    - ``seed``, ``vocab_size``: select the target. ``pad_token_id`` can be ``vocab_size``, which the target never
+    - ``seed``, ``vocab_size``: select the target; ``draft_seed`` the draft's weights, where they are of another seed
+      (what it proposes is the target's all the same). ``pad_token_id`` can be ``vocab_size``, which the target never
       generates.
     - ``cache_state``: one of `eqcheck.contract.decoders.CACHE_STATES`. ``prefill_chunk``, ``prefix_length``,
       ``arrivals`` and ``tree`` are its parameters, as in `eqcheck.Request`. ``paths[row][round]``: the ranks among the
@@ -248,6 +249,7 @@ class Case(AnyCase):
         "stop_sequences",
         "logprobs",
         "cancel_after",
+        "draft_seed",
     )
     nested = ("before", lambda data, place: Case.from_dict(data, f"{place}: "))
     rules = (_rows, _work, _vocabulary, _accepted, _names, _state, _stops, _trees, _earlier)
@@ -272,6 +274,7 @@ class Case(AnyCase):
     stop_sequences: OfRows[tuple[Prompt, ...]] = ()
     logprobs: bool = False
     cancel_after: Annotated[tuple[Annotated[int, Meta(ge=0, le=4095)], ...], Meta(max_length=MOST_ROWS)] = ()
+    draft_seed: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -290,6 +293,18 @@ class Case(AnyCase):
     def alone(self) -> Case:
         """Return the case without earlier requests."""
         return replace(self, before=()) if self.before else self
+
+    @property
+    def weights(self) -> tuple[str, int, int, int]:
+        """Return what selects the weights of target and draft."""
+        return self.family, self.vocab_size, self.seed, self.seed if self.draft_seed is None else self.draft_seed
+
+    @property
+    def unchanging(self) -> Case:
+        """Return the case with its earlier requests under its own weights."""
+        names = ("family", "vocab_size", "seed", "draft_seed")
+        own = {name: getattr(self, name) for name in names}
+        return replace(self, before=tuple(replace(earlier, **own) for earlier in self.before))
 
     @property
     def tokens(self) -> int:

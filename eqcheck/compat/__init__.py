@@ -3,6 +3,7 @@
     legacy_cache   caches as in transformers 4: tuples, `key_cache`, `from_legacy_cache`, `crop` to a length, ...
     IdTokenizer    a tokenizer whose texts are token ids
     Paged          pages of K and V, written and read by an engine's page tables; `page_tables`, `kv_sizes`
+    drafts_of      what the draft of a case proposes, for a store of n-grams
     no_cuda        CUDA calls that do nothing
 
 The first and the last are context managers that undo their changes at the end of the block. Open them around the
@@ -11,7 +12,8 @@ imports and the calls of that code; docs/bridge.md shows how.
 
 from eqcheck.compat.cuda import no_cuda
 from eqcheck.compat.legacy import legacy_cache
+from eqcheck.compat.lookup import drafts_of
 from eqcheck.compat.pages import Paged, kv_sizes, page_tables
 from eqcheck.compat.tokenizer import IdTokenizer
 
-__all__ = ["IdTokenizer", "Paged", "kv_sizes", "legacy_cache", "no_cuda", "page_tables"]
+__all__ = ["IdTokenizer", "Paged", "drafts_of", "kv_sizes", "legacy_cache", "no_cuda", "page_tables"]

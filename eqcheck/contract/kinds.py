@@ -163,6 +163,7 @@ _RECORDS = (
     Kind("bookkeeping", "prompt-in-output", "prompt tokens are returned with the output"),
     Kind("options", "ignored-option", "a requested option is not applied"),
     Kind("state", "leaks-from-earlier-request", "the output depends on an earlier request"),
+    Kind("state", "stale-weights", "the output depends on weights that were replaced"),
     Kind("sampling", "impossible-token", "a sampled token has zero probability under the row's options"),
     Kind("sampling", "over-acceptance", "draft tokens are accepted too often"),
     Kind("sampling", "under-acceptance", "draft tokens are accepted too rarely"),

@@ -1,6 +1,7 @@
 """Preconditions of a decoder: how each is named, whether a request meets it, and how drawn rows are given it.
 
-One name has a number in it: ``id-0-not-in-prompt`` keeps the id 0 out of prompts, and so for every other id.
+Two names have a number in them: ``id-0-not-in-prompt`` keeps the id 0 out of prompts, and so for every other id;
+``prompt-2`` asks for prompts of at least 2 tokens, and so for every other number.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ REQUIREMENTS = {
     "eos-not-in-prompt": "no EOS id occurs in a prompt",
     "batch-1": "there is one row",
     "min-limit-2": "max_new_tokens is at least 2",
+    "same-weights": "target and draft keep their weights between requests",
     "one-temperature": "all rows have one temperature",
     "one-sampling": "all rows have one temperature, top_k, top_p and min_p",
     "sampled-n": "a request with several answers is sampled",
 }
-"""What a decoder may need of every request, beside ids that are to stand in no prompt; see `told`."""
+"""What a decoder may need of every request, beside what has a number in its name; see `told`."""
 _BARRED = re.compile(r"id-(0|[1-9]\d{0,8})-not-in-prompt")
+_LEAST = re.compile(r"prompt-([2-9]|[1-9]\d{1,2})")
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 Prompts = Sequence[tuple[int, ...]]
 
@@ -66,6 +69,7 @@ _MET: dict[str, Callable[[_Asked], bool]] = {
     "pad-not-in-prompt": lambda asked: asked.pad_token_id not in _fed(asked),
     "eos-not-in-prompt": lambda asked: not _eos(asked) & _fed(asked),
     "batch-1": lambda asked: len(asked.prompts) == 1,
+    "same-weights": lambda asked: True,  # which takes more than one request to break
     "min-limit-2": lambda asked: min([asked.max_new_tokens, *(row.max_new_tokens for row in asked.rows)]) >= 2,
     "one-temperature": lambda asked: _alike(asked, "temperature"),
     "one-sampling": lambda asked: _alike(asked, *_SAMPLING),
@@ -82,19 +86,40 @@ def barred(requires: Iterable[str]) -> frozenset[int]:
     return frozenset(int(found[1]) for name in requires if (found := _BARRED.fullmatch(name)))
 
 
+def least_prompt(requires: Iterable[str]) -> int:
+    """The tokens that each prompt is to have at least.
+
+    >>> least_prompt(("no-eos", "prompt-2", "prompt-3")), least_prompt(())
+    (3, 1)
+    """
+    return max([1, *(int(found[1]) for name in requires if (found := _LEAST.fullmatch(name)))])
+
+
+def lengthened(requires: Iterable[str], prompts: Prompts) -> list[tuple[int, ...]]:
+    """The prompts, those too short for what is required repeated.
+
+    >>> lengthened(("prompt-3",), [(1, 2), (4, 5, 6, 7)])
+    [(1, 2, 1), (4, 5, 6, 7)]
+    """
+    least = least_prompt(requires)
+    return [prompt if len(prompt) >= least else (prompt * least)[:least] for prompt in prompts]
+
+
 def told(name: str) -> str:
     """A precondition in words; empty for one that does not exist.
 
-    >>> told("batch-1"), told("id-7-not-in-prompt"), told("batch-2")
-    ('there is one row', 'the id 7 occurs in no prompt', '')
+    >>> told("batch-1"), told("id-7-not-in-prompt"), told("prompt-2"), told("batch-2")
+    ('there is one row', 'the id 7 occurs in no prompt', 'each prompt has at least 2 tokens', '')
     """
+    if found := _LEAST.fullmatch(name):
+        return f"each prompt has at least {found[1]} tokens"
     found = _BARRED.fullmatch(name)
     return f"the id {found[1]} occurs in no prompt" if found else REQUIREMENTS.get(name, "")
 
 
 def checked(requires: Iterable[str]) -> tuple[str, ...]:
     """The preconditions, when all of them exist; else `UsageError`."""
-    known = f"some of {tuple(REQUIREMENTS)}, or id-N-not-in-prompt with an id for N"
+    known = f"some of {tuple(REQUIREMENTS)}, or id-N-not-in-prompt with an id for N, or prompt-N with a number"
     if isinstance(requires, str):
         raise UsageError(f"requires: expected a tuple with {known}, got {requires!r}")
     for name in requires:
@@ -116,11 +141,15 @@ def unmet(asked: Any, requires: Iterable[str]) -> list[str]:
         return []
     of_case = hasattr(asked, "request")
     requests: list[_Asked] = [one.request() for one in (*asked.before, asked.alone)] if of_case else [asked]
-    return [name for name in requires if not all(_meets(one, name) for one in requests)]
+    changes = of_case and any(earlier.weights != asked.weights for earlier in asked.before)
+    kept = {"same-weights": not changes}
+    return [name for name in requires if not (kept.get(name, True) and all(_meets(one, name) for one in requests))]
 
 
 def _meets(asked: _Asked, name: str) -> bool:
-    return _MET[name](asked) if name in _MET else not barred([name]) & _fed(asked)
+    if name in _MET:
+        return _MET[name](asked)
+    return not barred([name]) & _fed(asked) and min(map(len, asked.prompts), default=0) >= least_prompt([name])
 
 
 def refused(asked: Any, requires: Iterable[str]) -> str:
@@ -174,6 +203,7 @@ def prompts_meeting(requires: Sequence[str], prompts: Prompts, pad: int, vocabul
     >>> prompts_meeting(("equal-lengths", "id-5-not-in-prompt"), [(4, 5), (1, 2, 3), (9,)], 0, 64)
     [(4, 6), (1, 2), (9, 9)]
     """
+    prompts = lengthened(requires, prompts)
     length = len(prompts[0])
     if "batch-1" in requires:
         prompts = prompts[:1]

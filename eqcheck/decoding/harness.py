@@ -23,7 +23,7 @@ from eqcheck.contract.escaping import one_line, printable
 from eqcheck.contract.family import FAMILY
 from eqcheck.decoding.rounding import ties_of
 from eqcheck.decoding.run import Run, Truth
-from eqcheck.decoding.schedule import script_of
+from eqcheck.decoding.schedule import continuations, script_of
 from eqcheck.drafting.draft import ScriptedDraft
 from eqcheck.drafting.head import Contexts, ScriptedHead
 from eqcheck.explanation.records import Explanation, crash
@@ -50,11 +50,11 @@ def truth_of(case: Case) -> Truth:
 
 @lru_cache(maxsize=16)
 def _models(
-    family: str, vocab_size: int, seed: int, extra_pad: bool, uneven: bool = False
+    family: str, vocab_size: int, seed: int, draft_seed: int, extra_pad: bool, uneven: bool = False
 ) -> tuple[HashLM, ScriptedDraft]:
     config = HashConfig(vocab_size=vocab_size, seed=seed, family=family, extra_pad=extra_pad)
     target = cast(HashLM, HashLM(config).eval())
-    draft = ScriptedDraft.of(target)
+    draft = ScriptedDraft.of(target, weights=draft_seed)
     if uneven:
         config = HashConfig(vocab_size, seed, family, extra_pad=extra_pad, spread=astuple(UNEVEN))
         target = cast(HashLM, HashLM(config).eval())
@@ -67,11 +67,14 @@ def models(case: Case, truth: Truth, trace: Trace | None = None) -> tuple[HashLM
     They are new each time: whatever a decoder does to them (hooks, attributes, configuration) ends with the case.
     """
     extra = case.known_ids > case.vocab_size
-    target, draft = (model.fresh() for model in _models(case.family, case.known_ids, case.seed, extra, case.logprobs))
+    family, _, seed, draft_seed = case.weights
+    kept = _models(family, case.known_ids, seed, draft_seed, extra, case.logprobs)
+    target, draft = (model.fresh() for model in kept)
     draft = cast(ScriptedDraft, draft)
     script = script_of(case, truth)
     draft.script(script.wrong_after, agreement=script.agreement, lower=script.lower)
     digests = [digests[-1] for digests in truth.digests]
+    draft.continuations = _told(trace, lambda: continuations(case, truth, draft.model.second_choices))
     draft.head = ScriptedHead(draft, Contexts(draft, case, truth.uncut, digests))
     for model in (target, draft):
         model.trace = trace
@@ -80,6 +83,17 @@ def models(case: Case, truth: Truth, trace: Trace | None = None) -> tuple[HashLM
             pad_token_id=case.pad_token_id, eos_token_id=list(case.eos_token_ids) or None
         )
     return target, draft
+
+
+def _told(trace: Trace | None, made: Callable[[], list[list[int]]]) -> Callable[[], list[list[int]]]:
+    """The drafts of a case, for decoders that look them up; the trace notes that they were asked for."""
+
+    def told() -> list[list[int]]:
+        if trace is not None:
+            trace.drafts_told = True
+        return made()
+
+    return told
 
 
 POISON = {"pads-huge": float(2**30), "pads-nan": float("nan")}
@@ -141,6 +155,7 @@ def _on_real_target(
     known = tuple(zip(truth.uncut, truth.digests, strict=True))
     script, mends = script_of(case, truth), repair(trace) if repair else None
     with watched(FAMILY[case.family], case.seed, trace, known, script, generation, mends) as (target, draft):
+        draft.continuations = _told(trace, lambda: continuations(case, truth))
         handed = _handed(case, target), _handed(case, draft)
         trace.given = trace.calls[-1].number if trace.calls else 0
         if case.cache_state == "preallocated":

@@ -4,12 +4,14 @@ so the rounds that rows need are known.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 from eqcheck.case.record import Case
 from eqcheck.contract.trees import REJECTED, Nodes, chain, walk
 from eqcheck.decoding.run import Truth
+from eqcheck.hashlm.hashing import Words
 from eqcheck.hashlm.model import Script
 
 
@@ -42,6 +44,21 @@ def _dictated(case: Case, row: int) -> list[int]:
         return [rank for path in paths for rank in (*path, REJECTED)]
     rounds = case.accepts[row] if row < len(case.accepts) else ()
     return [rank for n in rounds for rank in (*[0] * n, int(n < case.num_draft_tokens))]
+
+
+def continuations(case: Case, truth: Truth, second: Callable[[Words], Sequence[int]] | None = None) -> list[list[int]]:
+    """The ids that a draft which sees its row proposes after each new token of the target, by row.
+
+    ``second`` says what it proposes in place of the target's token after contexts of these digests; without it that is
+    just another id.
+    """
+    rows = []
+    for tokens, digests, ranks in zip(truth.uncut, truth.digests, Schedule(case, truth).ranks, strict=True):
+        contexts = digests[-1, -len(tokens) - 1 : -1]
+        wrong = second(contexts) if second else [(token + 1) % case.vocab_size for token in tokens]
+        each = zip(tokens, wrong, ranks, strict=True)
+        rows.append([int(other) if rank else token for token, other, rank in each])
+    return rows
 
 
 class ScriptedRound(NamedTuple):

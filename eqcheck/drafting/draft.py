@@ -16,7 +16,8 @@ class ScriptedDraft(HashLM):
     It has its own cache and never knows which row it is in, except through the context it is given: a context
     is identified by the hash of what the query sees. With a damaged context of its own it proposes something
     else and loses acceptance, as a real draft does. In a case ``head`` is its `eqcheck.drafting.head.ScriptedHead`, for
-    decoders that draft from the target's hidden states instead.
+    decoders that draft from the target's hidden states instead, and ``continuations()`` are its proposals for those
+    that look drafts up (`eqcheck.compat.drafts_of`).
 
         >>> from eqcheck.hashlm.model import HashLM, HashConfig
         >>> draft = ScriptedDraft.of(HashLM(HashConfig(seed=1)))
@@ -24,6 +25,7 @@ class ScriptedDraft(HashLM):
     """
 
     head: Any
+    continuations: Any
 
     def __init__(self, config: HashConfig) -> None:
         super().__init__(config)

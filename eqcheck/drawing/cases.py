@@ -13,7 +13,7 @@ import numpy as np
 
 from eqcheck.case.record import Case
 from eqcheck.contract.family import FAMILY, WINDOW
-from eqcheck.contract.requirements import barred, without_ids
+from eqcheck.contract.requirements import barred, lengthened, without_ids
 from eqcheck.contract.sizes import BLOCKS, Bounds
 from eqcheck.drawing.choices import Choices, Prompt
 from eqcheck.drawing.trees import draw_trees, end_before
@@ -54,6 +54,7 @@ def draw_case(choose: Choices, claims: Claims, bounds: Bounds) -> Case:
     agreement = choose.pick((None,) * 7 + (0.0, 0.3, 0.7, 1.0))
     own, accepts = _rows(choose, limit, k, bounds, requires)
     prompts, state = _state(choose, claims, family, own, bounds)
+    prompts = tuple(lengthened(requires, prompts))
     special = choose.pick((None,) * 6 + (FIRST_ID, LAST_ID))
     if state["cache_state"] == "tree" and special is None:  # what fills up short paths is often the id 0
         special = choose.pick((None, FIRST_ID))

@@ -330,6 +330,7 @@ def held_within(kind: str, row: int | None, position: int | None, token: int | N
         "pad": "padding",
         "draft model": "an entry of the draft model",
         "target model": "an entry of the target model",
+        "other weights": "an entry that was written under other weights",
         "no-model": "numbers that no model wrote",
         "unknown": "an unknown entry",
     }

@@ -9,10 +9,10 @@ bfloat16. They spell these fields:
     HIGH, LOW  the upper and lower 24 bits of its digest (layer 1; zero in layer 0)
     CALL, ROW, COLUMN   the identity of the write: which forward call, which row, which column
 
-No two of K and V, heads, layers and models have the same stamp. So K handed out as V, heads or layers exchanged, an
-entry of the other model, and any scale, sign or roll of a tensor change the hash, as they change a real model's
-attention. The mixing function is the finaliser of SplitMix64 (Steele, Lea, Flood 2014,
-https://doi.org/10.1145/2660193.2660195).
+No two of K and V, heads, layers, models and weights have the same stamp. So K handed out as V, heads or layers
+exchanged, an entry of the other model or of the same one under other weights, and any scale, sign or roll of a tensor
+change the hash, as they change a real model's attention. The mixing function is the finaliser of SplitMix64 (Steele,
+Lea, Flood 2014, https://doi.org/10.1145/2660193.2660195).
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ WIDTH = sum(_DIGITS)
 HEADS = 2
 LAYERS = 2
 PLACES = LAYERS * 2 * HEADS  # the tensors, by head, in which an entry has a copy
+WEIGHTS = 3  # so many seeds in a row write entries that differ
+NO_MODEL, OTHER_WEIGHTS = 3, 4  # of MODEL, beside the models
 TABLE_ROWS = 4096
 NOT_A_NUMBER = np.iinfo(np.int64).min
 _HALF = np.uint64(24)
@@ -74,11 +76,16 @@ _CLUTTER = multipliers(4, 256)
 
 
 # Primes, so that a scaled stamp is none.
-_MARKS = np.array([17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79])
-_STAMPS = _MARKS.reshape(2, LAYERS, 2, HEADS)  # by model, layer, K or V, and head
+_MARKS = np.array(
+    """17 19 23 29 31 37 41 43 47 53 59 61 67 71 73 79
+    83 89 97 101 103 107 109 113 127 131 137 139 149 151 157 163
+    167 173 179 181 191 193 197 199 211 223 227 229 233 239 241 251""".split(),  # noqa: SIM905
+    np.int64,
+)
+_STAMPS = _MARKS.reshape(WEIGHTS, 2, LAYERS, 2, HEADS)  # by weights, model, layer, K or V, and head
 _STAMPED = np.full(256, -1)  # which of them a stamp is
 _STAMPED[_MARKS] = np.arange(len(_MARKS))
-_STAMP_WORDS = (_STAMPS.astype(np.uint64)[:, :, :, None, :, None] * _COPY[..., MODEL]).sum(axis=(2, 3, 4, 5))
+_STAMP_WORDS = (_STAMPS.astype(np.uint64)[..., None, :, None] * _COPY[..., MODEL]).sum(axis=(3, 4, 5, 6))
 
 
 def entries(
@@ -88,8 +95,12 @@ def entries(
     positions: Ints,
     digests: Words | None,
     call: int,
+    weights: int = 0,
 ) -> npt.NDArray[np.float64]:
-    """The cache entries of a block of tokens: ``[2 (K, V), batch, HEADS, block, WIDTH]`` float64."""
+    """The cache entries of a block of tokens: ``[2 (K, V), batch, HEADS, block, WIDTH]`` float64.
+
+    ``weights``, below `WEIGHTS`, are those of the model, which its entries are marked with.
+    """
     batch, block = tokens.shape
     fields = np.zeros((batch, block, len(_DIGITS)), np.int64)
     fields[..., TOKEN] = tokens
@@ -102,7 +113,7 @@ def entries(
     fields[..., COLUMN] = np.arange(block)
     out = np.empty((2, batch, HEADS, block, WIDTH))
     out[:] = fields.view(np.uint8)[..., _BYTE][None, :, None]
-    out[..., 0] = _STAMPS[model - 1, layer][:, None, :, None]
+    out[..., 0] = _STAMPS[weights, model - 1, layer][:, None, :, None]
     return out
 
 
@@ -122,17 +133,20 @@ def whole(numbers: npt.NDArray[np.float64]) -> tuple[Ints, Words | None]:
     return digits, mix(bits * _GARBLED).sum(axis=(0, 2, 4), dtype=np.uint64) * odd.any(axis=(0, 2, 4))
 
 
-def decoded(digits: Ints) -> Ints:
+def decoded(digits: Ints, weights: int = 0) -> Ints:
     """The fields of entries ``[..., WIDTH]`` of digits, as ``[..., 9]``.
 
-    MODEL is 0 where nothing was written, 1 or 2 for the model that wrote, 3 where the stamp is none; PLACE says for
-    which layer, K or V, and head, counted in that order, -1 where the stamp does not say.
+    MODEL is 0 where nothing was written, 1 or 2 for the model that wrote under these ``weights``, `OTHER_WEIGHTS` where
+    a model wrote under others, `NO_MODEL` where the stamp is none; PLACE says for which layer, K or V, and head,
+    counted in that order, -1 where the stamp does not say.
     """
     sums = np.add.reduceat(digits * _PLACE_VALUE, _STARTS, axis=-1)
     fields = np.concatenate([sums, np.zeros((*sums.shape[:-1], 1), np.int64)], axis=-1)
     mark = sums[..., 0]
     which = np.where((mark >= 0) & (mark < 256), _STAMPED[mark & 255], -1)
-    fields[..., MODEL] = np.where(which >= 0, which // PLACES + 1, np.where(mark == 0, 0, 3))
+    under, stamped = divmod(which, 2 * PLACES)
+    model = np.where(under == weights, stamped // PLACES + 1, OTHER_WEIGHTS)
+    fields[..., MODEL] = np.where(which >= 0, model, np.where(mark == 0, 0, NO_MODEL))
     fields[..., PLACE] = np.where(which >= 0, which % PLACES, -1)
     fields[..., POSITION] = _signed(sums[..., POSITION])
     return fields
@@ -181,7 +195,7 @@ def truncated(digests: Words) -> Ints:
     return (digests & np.uint64((1 << 48) - 1)).astype(np.int64)
 
 
-def contents(digits: Ints, model: int, layer: int) -> tuple[Words, Ints]:
+def contents(digits: Ints, model: int, layer: int, weights: int = 0) -> tuple[Words, Ints]:
     """The contents of the slots of a cache and the positions that they say they have, ``[batch, slots]`` each.
 
     ``digits`` is ``[2 (K, V), batch, HEADS, slots, WIDTH]``. The contents are one word per slot, for K and V of all
@@ -190,7 +204,7 @@ def contents(digits: Ints, model: int, layer: int) -> tuple[Words, Ints]:
     """
     words = (digits.view(np.uint64) * _ENTRY).sum(axis=(0, 2, 4), dtype=np.uint64)
     at = (digits[0, :, 0, :, POSITION_DIGITS] * _PLACE_VALUE[POSITION_DIGITS]).sum(axis=-1)
-    words -= at.view(np.uint64) * _INTACT[POSITION] + _STAMP_WORDS[model - 1, layer]
+    words -= at.view(np.uint64) * _INTACT[POSITION] + _STAMP_WORDS[weights, model - 1, layer]
     return mix(words), _signed(at)
 
 

@@ -64,6 +64,7 @@ class HashModel(Offers):
         self.repair: Callable[[Call], Fix] | None = None  # set while a second opinion is sought
         self.script: Script | None = None
         self.family, self.role, self.width = FAMILY[config.family], config.role, config.hidden_size
+        self.weights = config.weights % hashing.WEIGHTS
         emitted, seed = config.vocab_size - config.extra_pad, config.seed
         self.families = (self.family.lower, self.family) if self.family.near else (self.family,)
         self.choices = (
@@ -145,6 +146,10 @@ class HashModel(Offers):
             every = (self.embed_tokens(torch.from_numpy(tokens).to(device)), *states)
         return BaseModelOutputWithPast(last_hidden_state=states[-1], hidden_states=every, **cache_output(cache))
 
+    def second_choices(self, digests: Words) -> list[int]:
+        """The second most likely token after contexts of these final digests."""
+        return cast("list[int]", self.choices[1][hashing.table_row(digests)].tolist())
+
     def get_input_embeddings(self) -> torch.nn.Module:
         return self.embed_tokens
 
@@ -167,7 +172,8 @@ class HashModel(Offers):
         views: list[View] = []
         bias: Words | None = None
         for layer in range(hashing.LAYERS):
-            fresh = hashing.entries(role, layer, tokens, positions, digests[-1] if layer else None, number)
+            below = digests[-1] if layer else None
+            fresh = hashing.entries(role, layer, tokens, positions, below, number, self.weights)
             keys, values = torch.from_numpy(self._written(fresh, feed, pads)).to(device, dtype)
             self._watched(keys, values)
             if cache is not None:
@@ -184,7 +190,7 @@ class HashModel(Offers):
                     ) from error
                 self._watched(keys, values)
             digits, odd = hashing.whole(stacked(keys, values, batch))
-            seen, at = hashing.contents(digits, role, layer)
+            seen, at = hashing.contents(digits, role, layer, self.weights)
             if not views or family.near or views[-1].visible.shape[2] != digits.shape[3]:
                 feed = feeds[layer] if family.near else feed
                 view = feed.view(at, hashing.written(digits))
@@ -203,8 +209,11 @@ class HashModel(Offers):
         disagrees = None if self.script is None else self.script.disagrees(carry)
         fed, after = (number, role, tokens, feed.positions), (carry, self.choices, disagrees)
         if not family.near:
-            return Call(*fed, *views[0], tuple(held), tuple(spoilt), *after), digests
-        lower, upper = (Call(*fed, *v, (h,), (s,), *after) for v, h, s in zip(views, held, spoilt, strict=True))
+            return Call(*fed, *views[0], tuple(held), tuple(spoilt), *after, weights=self.weights), digests
+        lower, upper = (
+            Call(*fed, *v, (h,), (s,), *after, weights=self.weights)
+            for v, h, s in zip(views, held, spoilt, strict=True)
+        )
         return replace(upper, lower=lower), digests
 
     def _watched(self, *tensors: torch.Tensor) -> None:

@@ -57,6 +57,7 @@ class HashConfig(PretrainedConfig):
         role: int = 1,
         extra_pad: bool = False,
         spread: tuple[float, int, float] | tuple[float, int, float, bool] | None = None,
+        weights: int | None = None,
         **kwargs: Any,
     ) -> None:
         self.vocab_size = vocab_size
@@ -65,6 +66,7 @@ class HashConfig(PretrainedConfig):
         self.role = role
         self.extra_pad = extra_pad
         self.spread = spread
+        self.weights = seed if weights is None else weights
         self.num_hidden_layers = hashing.LAYERS
         self.num_attention_heads = 2 * hashing.HEADS  # grouped queries: caches have fewer heads than attention has
         self.num_key_value_heads = hashing.HEADS

@@ -24,7 +24,7 @@ class Call:
     word for each slot that holds fractions (`eqcheck.hashlm.hashing.whole`). Where layers do not see the same, these
     are of the upper layer alone, and ``lower`` has those of the lower one. ``digests`` ``[batch, block]`` is the
     final hash of each query, and ``ranked`` are its model's most and second most likely token; the model takes the
-    second where it ``disagrees``.
+    second where it ``disagrees``. ``weights`` are those of its model, as entries are marked with them.
     """
 
     number: int
@@ -40,6 +40,7 @@ class Call:
     ranked: tuple[Ints, Ints]
     disagrees: Bools | None
     lower: Call | None = None
+    weights: int = 0
 
     @property
     def layers(self) -> slice:
@@ -54,7 +55,7 @@ class Call:
     @cached_property
     def kv(self) -> tuple[Ints, ...]:
         """Return per layer the fields of the entries, ``[2 (K, V), batch, heads, slots, 9]`` (`hashing.decoded`)."""
-        return tuple(decoded(digits) for digits in self.held)
+        return tuple(decoded(digits, self.weights) for digits in self.held)
 
     @cached_property
     def predictions(self) -> Ints:
@@ -145,6 +146,7 @@ class Trace:
     given: int = 0  # calls made before the decoder began, to fill the cache it is handed
     handed: Uses | None = None  # of the preallocated cache that the decoder is handed for the target
     watcher: Watcher | None = None
+    drafts_told: bool = False  # the decoder asked for the drafts of the case, and may look them up
     rounded: float = 0.0  # how far entries of a real cache that rounds are from what was written, in parts of them
     # By call, row and column: other tokens of a real model whose scores are the highest, but for the dtype's last bits.
     level: dict[tuple[int, int, int], frozenset[int]] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from eqcheck.contract.kinds import HEAD_LOSSES
-from eqcheck.contract.sizes import BLOCKS
+from eqcheck.contract.sizes import SIZES
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,13 @@ TRANSPARENT = About(
         "tree": "draft tokens of a round form a tree",
         "different_trees": "rows with different trees",
         "off_spine": "an accepted node that is not the draft's first choice",
-        **{f"row_past_{size}": f"a row grows past {size} tokens, or its prompt does" for size in (*BLOCKS[1:], 128)},
+        **{f"row_past_{size}": f"a row grows past {size} tokens, or its prompt does" for size in SIZES[2:]},
+        **{f"at_end_of_{size}": f"a prompt or a row ends within a token of blocks of {size}" for size in SIZES[2:]},
+        "between_buckets": "a number of rows that is no power of two",
+        "shares_first_block": "two prompts share their first block, and not the second",
+        "shares_later_block": "two prompts share their second block, and not the first",
+        "repeats_a_token": "a row emits the token before it again",
+        "weights_changed": "the weights of target or draft changed after an earlier request",
     },
     sampled=SAMPLING.counters,
     reached={

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import Generate, Request
-from eqcheck.contract.requirements import barred, without_ids
+from eqcheck.contract.requirements import barred, least_prompt, without_ids
 from eqcheck.decoding.harness import run, truth_of
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.notice import Notice
@@ -47,6 +47,7 @@ def probe_case(family: str, padding_side: str, requires: tuple[str, ...] = ()) -
     """
     lengths: Sequence[int] = PROMPTS[1:2] * 3 if "equal-lengths" in requires else PROMPTS
     lengths = lengths[:1] if "batch-1" in requires else lengths
+    lengths = [max(length, least_prompt(requires)) for length in lengths]
     accepts = tuple(REJECTS[row * 3 :] + REJECTS * 4 for row in range(len(lengths)))
     for seed in range(100):
         noise = np.random.default_rng(seed)

@@ -13,7 +13,7 @@ from eqcheck.attribution.completions import told_wrongly_of, without_passed_stop
 from eqcheck.attribution.declarations import ignored
 from eqcheck.attribution.ids import variants
 from eqcheck.attribution.reading import Reader
-from eqcheck.attribution.state import leaked
+from eqcheck.attribution.state import leaked, with_stale_entries
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.case.record import Case
@@ -312,8 +312,12 @@ def _judged(decoder: Decoder, case: Case) -> Verdict:
         if (read := verdict.explanation) and not case.before:
             verdict = replace(verdict, explanation=second_opinion(generate, done, read, None, variants(case)))
     if case.before and verdict.explanation:
-        alone = _judged(decoder, replace(case, before=()))
-        return alone if alone.explanation else replace(verdict, explanation=leaked(case, verdict.explanation))
+        alone = _judged(decoder, case.alone)
+        if alone.explanation:
+            return alone
+        stale = case.unchanging != case and not _judged(decoder, case.unchanging).explanation
+        read = with_stale_entries(done, verdict.explanation)
+        return replace(verdict, explanation=leaked(case, read, stale=stale))
     return verdict
 
 

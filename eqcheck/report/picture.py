@@ -22,7 +22,8 @@ _CLASSES = {
     "filler": "pad",
     "cut-draft": "draft",
     **dict.fromkeys(
-        ("other-token", "other-draft", "other-cut-draft", "draft model", "target model", "no-model"), "other"
+        ("other-token", "other-draft", "other-cut-draft", "draft model", "target model", "other weights", "no-model"),
+        "other",
     ),
 }
 

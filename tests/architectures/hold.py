@@ -86,8 +86,8 @@ def _judge(found: Held, target: Any, rows: dict[str, Rows | None]) -> None:
             found.note = str(verdict.note.facts["statement"]) if verdict.note else found.note
     truths = [oracle.truth(prompt, max_new_tokens=LIMIT) for prompt in PROMPTS]
     found.truth = truths == plain or bool(Oracle(target).check(PROMPTS, truths, max_new_tokens=LIMIT))
-    other = changed(target, plain)
-    found.changed["check"] = Oracle(target).check(PROMPTS, other, max_new_tokens=LIMIT).status
+    one_changed = changed(target, plain)
+    found.changed["check"] = Oracle(target).check(PROMPTS, one_changed, max_new_tokens=LIMIT).status
     for name, its in rows.items():
         if its is None or found.unread or (name == "without a cache" and found.dtype != "float64"):
             continue

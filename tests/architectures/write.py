@@ -8,8 +8,9 @@ from architectures.hold import DTYPES, Held
 
 _HEAD = """# The oracle on each architecture of transformers
 
-`make architectures` writes this table. Each model is tiny and random. Three rows are generated alone, with a cache and without.
-*holds*: `check`, `watch` and `truth` accept these rows, and refuse the same rows with one other token.
+`make architectures` writes this table. Each model is tiny and random.
+Three rows are generated alone, with a cache and without. *holds*: `check`, `watch` and `truth` accept these rows, and
+refuse the same rows with one other token.
 """
 _NOTES = {
     "cache-answers-otherwise": "with its cache the model answers otherwise; both are accepted",

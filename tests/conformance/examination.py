@@ -18,6 +18,7 @@ from random import Random
 
 import eqcheck
 from eqcheck.attribution.reading import Reader
+from eqcheck.attribution.state import of_sequence
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import TAKEN, Decoder, Generate
 from eqcheck.contract.escaping import printable
@@ -155,7 +156,9 @@ class Examination:
             declined = refused(case, self.decoder.requires)
             outcome = None
             with guarded(found.internal, "judge", case):
-                outcome = Outcome(case, "skipped", declined=declined) if declined else runner.try_case(case)
+                outcome = (
+                    Outcome(case, "skipped", declined=declined) if declined else of_sequence(runner.try_case(case))
+                )
             if outcome is None:
                 continue
             if outcome.declined:

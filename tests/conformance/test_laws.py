@@ -16,6 +16,7 @@ import pytest
 
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import Decoder
+from eqcheck.contract.family import FAMILY
 from eqcheck.decoding.harness import truth_of
 from eqcheck.drawing.cases import VOCAB_SIZE
 from eqcheck.drawing.choices import Choices
@@ -153,6 +154,15 @@ def test_exact_limit(case: Case, choose: Choices, decoder: Decoder) -> Case:
 def test_determinism(case: Case, choose: Choices, decoder: Decoder) -> Case:
     """The same request gives the same output."""
     return case
+
+
+@law()
+def test_new_weights(case: Case, choose: Choices, decoder: Decoder) -> Case:
+    """A request that was asked before is answered by the weights that target and draft have now."""
+    seed, draft_seed = choose.pick(((1, None), (1, 0), (0, 1)))
+    if FAMILY[case.family].target:  # a real draft follows from its target
+        seed, draft_seed = 1, None
+    return replace(case, seed=seed, draft_seed=draft_seed, before=(case,))
 
 
 @law(look="query")

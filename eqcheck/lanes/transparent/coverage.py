@@ -14,7 +14,7 @@ from eqcheck.attribution.packing import packs
 from eqcheck.case.record import Case
 from eqcheck.contract.completion import told
 from eqcheck.contract.options import cancelled
-from eqcheck.contract.sizes import BLOCKS
+from eqcheck.contract.sizes import SIZES
 from eqcheck.decoding.run import Run, Truth
 from eqcheck.decoding.schedule import Schedule, ScriptedRound
 from eqcheck.explanation.notice import VACUOUS, Notice
@@ -32,7 +32,8 @@ ESSENTIAL = (
     "all_rejected",
     "eos_inside_block",
 )
-_SIZES = (*BLOCKS, 128)  # that a row may grow past
+_SIZES = SIZES[1:]  # that a row may grow past
+_ENDS = SIZES[2:]  # that a prompt or a row may just fill
 _SPECIAL = ("zero_in_prompt", "zero_emitted", "last_id_in_prompt", "last_id_emitted")
 Feature = str | tuple[str, str]
 
@@ -43,7 +44,8 @@ def _of_case(case: Case, truth: Truth) -> dict[str, bool]:
     lengths = [len(prompt) for prompt in case.prompts]
     fed, emitted = (set().union(*rows) for rows in (case.prompts, truth.rows))
     relation = _alike(case.prompts)
-    longest = max(n + len(row) for n, row in zip(lengths, truth.rows, strict=True))
+    totals = [n + len(row) for n, row in zip(lengths, truth.rows, strict=True)]
+    longest, shared = max(totals), _shared_blocks([*case.prompts, *chain.from_iterable(e.prompts for e in case.before)])
     return {
         "several_rows": len(lengths) > 1,
         "ragged_prompts": len(set(lengths)) > 1,
@@ -73,6 +75,16 @@ def _of_case(case: Case, truth: Truth) -> dict[str, bool]:
         "tree": bool(case.tree),
         "different_trees": len(set(case.tree)) > 1,
         **{f"row_past_{size}": longest > size for size in _SIZES[1:]},
+        **{f"at_end_of_{size}": any(_at_end(n, size) for n in (*lengths, *totals)) for size in _ENDS},
+        "between_buckets": len(lengths) > 2 and bool(len(lengths) & (len(lengths) - 1)),
+        "shares_first_block": shared[0],
+        "shares_later_block": shared[1],
+        "repeats_a_token": any(
+            one == other
+            for prompt, row in zip(case.prompts, truth.rows, strict=True)
+            for one, other in pairwise((prompt[-1], *row))
+        ),
+        "weights_changed": any(earlier.weights != case.weights for earlier in case.before),
     }
 
 
@@ -101,6 +113,25 @@ def traits(case: Case, truth: Truth) -> tuple[int | str, ...]:
     }
     values = [known[name] for name in TRAITS]
     return tuple(value if isinstance(value, str) else int(value) for value in values)
+
+
+def _at_end(length: int, size: int) -> bool:
+    """Return whether a text just fills blocks of a size, or lacks one token to that or has one more."""
+    return length >= size - 1 and length % size in (0, 1, size - 1)
+
+
+def _shared_blocks(prompts: Sequence[tuple[int, ...]]) -> tuple[bool, bool]:
+    """Return whether two prompts have the same first block and another second one, and the other way round.
+
+    >>> _shared_blocks([(1, 2, 3, 4, 5, 6, 7, 8, 9), (1, 2, 3, 4, 6, 5, 7, 8, 9)])
+    (True, False)
+    """
+    first = later = False
+    for size in SIZES:
+        long = {(prompt[:size], prompt[size : 2 * size]) for prompt in prompts if len(prompt) >= 2 * size}
+        first |= len({one for one, _ in long}) < len(long)
+        later |= len({other for _, other in long}) < len(long)
+    return first, later
 
 
 def _alike(prompts: Sequence[tuple[int, ...]]) -> str:
@@ -170,7 +201,7 @@ def exercised(run: Run) -> set[str]:
     made = run.trace.made(TARGET)
     raised = _of_case(run.case, run.truth) | {
         "target_called": bool(made),
-        "draft_called": bool(run.rounds.drafting or run.trace.heads),
+        "draft_called": bool(run.rounds.drafting or run.trace.heads or run.trace.drafts_told),
         "batched_call": any(len(call.tokens) > 1 for call in made) or packs(run) or _together(run),
         **told(run.completions),
         **cancelled(run.case.options, run.outputs or ()),

@@ -9,6 +9,7 @@ from eqcheck.attribution.draft_causes import causes_of, explained
 from eqcheck.attribution.ids import variants
 from eqcheck.attribution.losses import all_losses
 from eqcheck.attribution.reading import Reader
+from eqcheck.attribution.state import with_stale_entries
 from eqcheck.attribution.story import decode_of, story_of
 from eqcheck.attribution.witnesses import second_opinion, shown_by
 from eqcheck.case.record import Case
@@ -50,6 +51,8 @@ def try_case(generate: Generate, case: Case, timeout: float | None, *, opinion: 
     done = run(generate, case, timeout)
     verdict = judge(done)
     explanation = verdict.explanation
+    if case.before and explanation is not None:
+        explanation = with_stale_entries(done, explanation)
     if opinion and explanation is not None:
         explanation = second_opinion(generate, done, explanation, timeout, variants(case))
     return Outcome(

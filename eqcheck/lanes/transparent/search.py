@@ -14,6 +14,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from random import Random
 
@@ -28,6 +29,7 @@ from eqcheck.decoding.schedule import Schedule
 from eqcheck.drawing.cases import DRAWN_OPTIONS, Claims, draw_case, fits
 from eqcheck.drawing.choices import Chance
 from eqcheck.lanes.transparent.coverage import Feature, features, raggedness
+from eqcheck.lanes.transparent.made import Made, longest_rows
 from eqcheck.lanes.transparent.reduction import smallest
 from eqcheck.result.claims import Claim, claims_in
 
@@ -55,7 +57,8 @@ class Source:
 
     ``shard=(i, n)`` draws one of ``n`` sequences of a seed, each with a search of its own, so that several machines can
     draw at once. `merged` gives their cases one order. ``opening``: the first cases test each claim in turn, so that a
-    few are enough; frozen profiles have none.
+    few are enough, and some are made for one thing each (`eqcheck.lanes.transparent.made`); frozen profiles have
+    neither.
 
     >>> source = Source(seed=1, families=("rotary",), padding_sides=("left",))
     >>> source.chunk(0, 5) == source.chunk(0)[:5]
@@ -95,11 +98,32 @@ class Source:
             if self._drawn.batches % _DIVERGE == _DIVERGE - 1:
                 for case in self._diverging(self._drawn.order[-1], self._drawn.batches // _DIVERGE):
                     self._drawn.add(case)
+            if self.opening:
+                for case in self._made_now():
+                    self._drawn.add(case)
         return self._drawn.order[start : start + size]
 
     def minimise(self, case: Case, fails: Callable[[Case], bool], *, tries: int = 500, seconds: float = 60.0) -> Case:
         """The smallest case that ``fails`` and that this source could draw, from ``case``; see `smallest`."""
         return smallest(case, fails, self.claims, tries=tries, seconds=seconds)
+
+    def _made_now(self) -> list[Case]:
+        """The cases that are made after a batch of drawn ones."""
+        number, made = self._drawn.batches, self._made.lengths()
+        if number % 2:
+            again = sorted(self._drawn.order[-_KEPT:], key=lambda case: case.work)[len(self._drawn.order[-_KEPT:]) // 2]
+            if number % 4 == 1 and made:  # long prompts, for what is kept by blocks
+                again = longest_rows(made[0], 2)
+            made += self._made.reweighted(again)
+        if number % 2:
+            made += self._made.repeating()
+        if number % _DIVERGE == 1:
+            made += self._made.shared()
+        return [case for case in made if case not in self._drawn.known]
+
+    @cached_property
+    def _made(self) -> Made:
+        return Made(self.seed, self.claims, self.bounds)
 
     def _alike(self, case: Case) -> Case | None:
         """The case with other ids, for a decoder that takes a request for the one before, of the same lengths."""

@@ -3,8 +3,10 @@
 A failing case is decoded alone, in a process in which nothing was decoded before. If it fails there, time and again, it
 is a failure of the request. If it is right there, the requests that the decoder had decoded before are tried, the
 latest first; where some make it fail, time and again, the sequence is shrunk (delta debugging, then simpler requests)
-and is a violation, `state/leaks-from-earlier-request`. All tries are in fresh processes, whose random generators
-begin in different states: a decoder that draws from them does not pass for one that keeps something.
+and is a violation, `state/leaks-from-earlier-request`. Where the weights change between the requests, and the case is
+right after the same requests under its own weights, it is `state/stale-weights`. All tries are in fresh processes,
+whose random generators begin in different states: a decoder that draws from them does not pass for one that keeps
+something.
 """
 
 from __future__ import annotations
@@ -61,12 +63,15 @@ class Fresh:
 
 
 def verdict(fresh: Fresh, case: Case, timeout: float | None = None) -> Outcome:
-    """The outcome of a sequence: `state/leaks-from-earlier-request` where its last request fails and not alone."""
+    """The outcome of a sequence: a fault of state where its last request fails and not alone."""
     after = fresh.try_case(case, timeout)
     if after.explanation is None:
         return after
     alone = fresh.try_case(case.alone, timeout)
-    return alone if alone.explanation else replace(after, explanation=leaked(case, after.explanation))
+    if alone.explanation:
+        return alone
+    stale = case.unchanging != case and fresh.try_case(case.unchanging, timeout).explanation is None
+    return replace(after, explanation=leaked(case, after.explanation, stale=stale))
 
 
 @dataclass
@@ -93,8 +98,11 @@ class SequenceSearch:
         A case that fails alone does so in each process; a sequence fails in each and its last request is right in each.
         """
         case, self._timeout = outcome.case, timeout
-        if case.before:
+        self._end = time.monotonic() + min(seconds, SEARCH_S)
+        if case.before and not outcome.drawn:
             return self.proof(case)
+        if case.before:
+            return self._sequence(case) or self.examine(replace(outcome, case=case.alone), timeout, seconds)
         first = self.fresh.try_case(case, timeout)
         if first.explanation is not None:
             same = all(self.fresh.same.try_case(case, timeout).repeats(first) for _ in range(RERUNS))
@@ -105,9 +113,17 @@ class SequenceSearch:
             after = self.fresh.try_case(replace(case, before=before), timeout)
             if after.explanation is not None:
                 return replace(after, explanation=leaked(after.case, after.explanation))
-        self._end = time.monotonic() + min(seconds, SEARCH_S)
-        found = self._found(case, outcome.history.cases if outcome.history else ())
+        history = outcome.history.cases if outcome.history else ()
+        found = self._found(case, tuple(one for drawn in history for one in (*drawn.before, drawn.alone)))
         return self._smallest(replace(case, before=found)) if found else None
+
+    def _sequence(self, case: Case) -> Outcome | None:
+        """The smallest sequence that fails like a drawn one; None where that does not fail, or fails alone, too."""
+        if not all(self._fails(case) for _ in range(_QUICKLY)) or not self._right_alone(case, _QUICKLY):
+            return None
+        if case.unchanging != case and all(self._fails(case.unchanging) for _ in range(_QUICKLY)):
+            case = case.unchanging
+        return self._smallest(case)
 
     def _tried(self, case: Case) -> Outcome:
         self.check()
@@ -147,11 +163,29 @@ class SequenceSearch:
             return time.monotonic() < self._end and self._fails(replace(case, before=before))
 
         short = replace(case, before=shrunk(case.before, fails))
-        for candidate in dict.fromkeys((self._simplest(short), short, case)):
+        together = self._together(short)
+        for candidate in dict.fromkeys((together or self._simplest(short), short, case)):
             if proof := self.proof(candidate):
                 self.proven.append(candidate.before)
                 return proof
         return None
+
+    def _together(self, case: Case) -> Case | None:
+        """The case and its earlier request made small as one, where that may ask the same under other weights."""
+        *others, earlier = case.before or (case,)
+        if others or earlier.weights == case.weights or earlier.family != case.family:
+            return None
+
+        def after_itself(last: Case) -> Case:
+            return replace(last, before=(replace(last, seed=earlier.seed, draft_seed=earlier.draft_seed),))
+
+        def fails(last: Case) -> bool:
+            return self._fails(after_itself(last)) and self._right_alone(last, 1)
+
+        if not fails(case.alone):
+            return None
+        left = max(0.0, self._end - time.monotonic())
+        return after_itself(smallest(case.alone, fails, self.claims, tries=_SIMPLER, seconds=left))
 
     def _simplest(self, case: Case) -> Case:
         """The case with requests as small as can be, as long as it fails after them and not alone.
@@ -184,7 +218,8 @@ class SequenceSearch:
         fails = first.explanation is not None and all(self._tried(case).repeats(first) for _ in range(RERUNS - 1))
         if first.explanation is None or not fails or not self._right_alone(case, RERUNS):
             return None
-        return replace(first, explanation=leaked(case, first.explanation, RERUNS))
+        stale = case.unchanging != case and not any(self._fails(case.unchanging) for _ in range(RERUNS))
+        return replace(first, explanation=leaked(case, first.explanation, RERUNS, stale))
 
 
 def suspects(history: tuple[Case, ...]) -> Iterator[tuple[Case, ...]]:

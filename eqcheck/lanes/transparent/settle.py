@@ -35,6 +35,10 @@ def confirms(
     soon = max(_HANG_AGAIN_S, 20 * slowest) if outcome.fingerprint == HANG else None
     if sequences is not None:
         return sequences.examine(outcome, soon, seconds)
+    if outcome.case.before:  # no process tells whether it needs them: what fails without them is no fault of state
+        outcome = runner.try_case(outcome.case.alone, soon)
+        if outcome.explanation is None:
+            return None
     repeats = all(runner.try_case(outcome.case, soon).repeats(outcome) for _ in range(RERUNS))
     return outcome if repeats else None
 
@@ -45,6 +49,10 @@ def of_state(others: list[Outcome], runner: Workers, sequences: SequenceSearch, 
         return None
     runner.renew()
     for outcome in others[:_LATER]:
+        if outcome.case.before:
+            if runner.renew() and runner.try_case(outcome.case.alone).explanation is None:
+                return sequences.examine(outcome, None, seconds)
+            continue
         after_others, after_itself = runner.try_case(outcome.case), runner.try_case(outcome.case)
         if after_others.explanation is None or after_itself.explanation is None:
             found = sequences.examine(outcome, None, seconds)
