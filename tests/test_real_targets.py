@@ -28,8 +28,8 @@ from eqcheck.real import shadow
 from eqcheck.real.models import VOCAB_SIZE, margins, model_of
 from eqcheck.real.tap import TapFailed
 from eqcheck.real.targets import check, families_of
-from eqcheck.real.truth import noise, tolerance
-from eqcheck.truth.ties import FACTOR
+from eqcheck.real.truth import noise
+from eqcheck.truth.ties import FACTOR, tolerance
 
 RAGGED = Case(prompts=((5, 7, 9), (1, 2), (3,)), max_new_tokens=6, num_draft_tokens=2, accepts=((1, 2), (0,), (2, 0)))
 

@@ -84,7 +84,7 @@ def rows(seed: int, kept: tuple[str, ...] = (), race: bool = True) -> Iterator[R
         (("draft of a round",), {("draft", "round")}),
         (("coin of a round",), {("acceptance", "round")}),
     ],
-    ids=str,
+    ids=lambda value: "+".join(value) if isinstance(value, tuple) else "",
 )
 def test_the_numbers_that_are_used_again_are_named(kept: tuple[str, ...], found: set[Any], race: bool) -> None:
     assert {(one.numbers, one.when) for one in repeated(rows(1, kept, race), LEAST)} == found

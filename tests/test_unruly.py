@@ -12,7 +12,7 @@ QUICK = {"transparent": 4, "checkpoint": 6, "checkpoint-sampling": 10}
 LONG = 400  # of each lane: 2,000 in all, `python tests/unruly.py 2000`
 
 
-@pytest.mark.parametrize("lane", reversed(QUICK))
+@pytest.mark.parametrize("lane", list(reversed(QUICK)))
 @pytest.mark.tiers(quick=2, rest=1)
 def test_a_few_decoders_in_process(lane: str) -> None:
     draw(lane, QUICK[lane])

@@ -34,7 +34,7 @@ class Overwritten(NamedTuple):
     token: int
 
 
-class Sighting(NamedTuple):
+class EntrySeen(NamedTuple):
     """An entry in one call: the slot of a batch row, and whether a query of another call's token saw it."""
 
     call: int
@@ -194,7 +194,7 @@ def _listed(numbers: Iterable[int]) -> str:
     return " ".join(map(str, numbers))
 
 
-def sightings(record: Record, entry: Write, until: int) -> Iterator[Sighting]:
+def sightings(record: Record, entry: Write, until: int) -> Iterator[EntrySeen]:
     """Every call after the one that wrote an entry in which it is in a batch row, up to a call."""
     for number in sorted(n for n in record.calls if entry[0] < n <= until):
         call = record.calls[number]
@@ -202,7 +202,7 @@ def sightings(record: Record, entry: Write, until: int) -> Iterator[Sighting]:
             for slot, write in enumerate(writes(call, row)):
                 if write == entry:
                     columns = [c for c in range(call.tokens.shape[1]) if _is_token(record, (number, row, c))]
-                    yield Sighting(number, row, slot, bool(call.visible[row, columns, slot].any()))
+                    yield EntrySeen(number, row, slot, bool(call.visible[row, columns, slot].any()))
 
 
 def _is_token(record: Record, write: Write) -> bool:

@@ -9,6 +9,7 @@ writers, and the tokens fed.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Set
 from math import inf
 
 import numpy as np
@@ -112,16 +113,20 @@ class Labels(Record):
         """
         if len(call.tokens) < 2 or self.held(call, row):
             return False
-        if aligned is not None:
-            return self._ahead(*aligned)
         fed = set(call.tokens[row].tolist())
+        if aligned is not None:
+            return self._ahead(*aligned, fed)
         known = set[int]().union(*(whole for request in self.requests for whole in request.wholes))
         return known.isdisjoint(fed) or (len(fed) == 1 and call.tokens.shape[1] > 1)
 
-    def _ahead(self, request: int, first: int, start: int) -> bool:
-        """Return whether a column is taken for a token of an output that is not due: the one before was never fed."""
-        position = start + first
-        return position >= len(self.requests[request].prompt) and position > self.reached.get(request, -1) + 1
+    def _ahead(self, request: int, first: int, start: int, fed: Set[int]) -> bool:
+        """Return whether a column is taken for a token of an output that is not due: the one before was never fed, and
+        the token that is due is not among those ``fed``.
+        """
+        position, due, known = start + first, self.reached.get(request, -1) + 1, self.requests[request]
+        if position < len(known.prompt) or position <= due:
+            return False
+        return fed.isdisjoint(whole[due] for whole in known.wholes if due < len(whole))
 
     def _past_end(self, call: Call, row: int, request: int) -> bool:
         """Return whether a row is taken for another request, by equal ids, while its own has ended and stays in the
@@ -161,7 +166,8 @@ class Labels(Record):
             seen = (slots[slot] for slot in np.flatnonzero(call.visible[row, list(columns)].any(axis=0)))
             votes = Counter(self.of[w].request for w in seen if w in self.of and self.of[w].what == "token")
             aligned = align(self, call, row, set(), columns, list(votes) or None)
-            ahead = aligned is not None and not votes and self._ahead(*aligned)
+            fed = {int(call.tokens[row, column]) for column in columns}
+            ahead = aligned is not None and not votes and self._ahead(*aligned, fed)
             if aligned is None or ahead:
                 hidden = self_hidden(call, row)
                 for column in columns:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib.metadata import version
 from importlib.util import find_spec
 
-from eqcheck import __version__
 from eqcheck.contract.errors import UsageError
 
 EXTRAS = {
@@ -46,10 +45,10 @@ def untested() -> str:
     """
     from packaging.version import Version
 
-    installed = version("transformers")
+    installed, own = version("transformers"), version("eqcheck")
     if Version(installed).release[:2] <= Version(TRANSFORMERS).release:
         return ""
     return (
-        f"transformers {installed} is newer than eqcheck {__version__} is tested with ({TRANSFORMERS}). Before you "
-        f"act on a violation, repeat it with: pip install 'transformers=={TRANSFORMERS}.*'"
+        f"transformers {installed} is newer than eqcheck {own} is tested with ({TRANSFORMERS}). Before you act on a "
+        f"violation, repeat it with: pip install 'transformers=={TRANSFORMERS}.*'"
     )

@@ -14,9 +14,10 @@ import numpy as np
 from eqcheck.contract.family import FAMILY
 from eqcheck.decoding.run import Run, Truth
 from eqcheck.hashlm.trace import TARGET
-from eqcheck.real.truth import scores_of, tolerance
+from eqcheck.real.truth import scores_of
 from eqcheck.result.outcome import NearTie
 from eqcheck.truth.continuation import continue_row, digests_of
+from eqcheck.truth.ties import tolerance
 
 
 def ties_of(run: Run) -> Run:

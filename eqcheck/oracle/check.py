@@ -24,7 +24,7 @@ from eqcheck.contract.requirements import refused
 from eqcheck.decoding.harness import run as run_case
 from eqcheck.decoding.run import Run, cut
 from eqcheck.explanation.statements import state
-from eqcheck.oracle.tokens import Asked
+from eqcheck.oracle.tokens import Checked
 from eqcheck.real.built import recognised
 from eqcheck.result.verdict import RowVerdict, Verdict, as_int, check_row, check_rows
 from eqcheck.truth.alone import Alone
@@ -108,7 +108,7 @@ class Oracle:
         limit, eos = _limit(max_new_tokens), self._eos(eos_token_ids, eos_token_id)
         checked = self._prompts(prompts)
         observed = check_rows(outputs, len(checked), self.vocab_size)
-        asked = Asked(checked, limit, eos, pad_token_id)
+        asked = Checked(checked, limit, eos, pad_token_id)
         self._alone.begin(checked, observed)
         with calmly(self.target):
             return self.noted(self._rounded(asked, observed) if self._gaps else self._exact(asked, observed), checked)
@@ -184,7 +184,7 @@ class Oracle:
         why = state("rope-of-the-call", rope=self._alone.ropes)
         return replace(told, explanation=replace(told.explanation, detail=why.detail, facts=why.facts))
 
-    def _exact(self, asked: Asked, observed: tuple[_Ids, ...]) -> Verdict:
+    def _exact(self, asked: Checked, observed: tuple[_Ids, ...]) -> Verdict:
         """Return the verdict where every token counts."""
         pairs = enumerate(zip(asked.prompts, observed, strict=True))
         rows = tuple(RowVerdict(i, self._expected(*pair, asked.limit, asked.eos), pair[1]) for i, pair in pairs)
@@ -193,7 +193,7 @@ class Oracle:
         whole = prompt_returned(asked.prompts, rows, [asked.limit] * len(rows), asked.pad, asked.eos)
         return Verdict("violation", rows, asked.from_tokens(rows, whole))
 
-    def _rounded(self, asked: Asked, observed: tuple[_Ids, ...]) -> Verdict:
+    def _rounded(self, asked: Checked, observed: tuple[_Ids, ...]) -> Verdict:
         """Return the verdict where rounding decides near-ties: what is sure without evidence comes first."""
         gaps = self._gaps
         assert gaps is not None
@@ -217,7 +217,7 @@ class Oracle:
             return Verdict("violation", rows, said)
         return gaps.verdict(rows, asked.from_tokens(rows, None), measured)
 
-    def _followed(self, prompt: _Ids, observed: _Ids, measured: Measured, asked: Asked) -> _Ids:
+    def _followed(self, prompt: _Ids, observed: _Ids, measured: Measured, asked: Checked) -> _Ids:
         """Return the true row, which follows the observed one through near-ties."""
         assert self._gaps is not None
         gaps, threshold = measured.gaps, self._gaps.threshold

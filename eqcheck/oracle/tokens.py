@@ -22,7 +22,7 @@ _FEW = 4  # wrong rows, of which any two are compared; of more rows those that b
 
 
 @dataclass(frozen=True)
-class Asked:
+class Checked:
     """The prompts of a check, the limit of their rows, the EOS ids and the pad id, None where it is not known."""
 
     prompts: tuple[Ids, ...]

@@ -23,8 +23,8 @@ from eqcheck.hashlm.trace import DRAFT, TARGET, Call, Fix, Trace
 from eqcheck.hashlm.visibility import Feed, View, _masked
 from eqcheck.real.positions import Positions, Stop, entries
 from eqcheck.real.provenance import Held, Provenance, two_heads, vectors, written
+from eqcheck.real.ropes import ropes_of
 from eqcheck.real.tap import AttentionInput, NotRead, Watched
-from eqcheck.truth.alone import ropes_of
 
 
 @dataclass

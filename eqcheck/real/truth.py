@@ -18,7 +18,6 @@ from eqcheck.contract.family import Family
 from eqcheck.hashlm.hashing import Ints
 from eqcheck.real.built import emitted
 from eqcheck.real.models import VOCAB_SIZE, model_of
-from eqcheck.truth.ties import FACTOR
 
 
 @torch.no_grad()
@@ -108,23 +107,11 @@ def _recomputed(model: Any, prompts: Sequence[tuple[int, ...]], count: int) -> I
 
 def noise(architecture: str, dtype: str, seed: int) -> float:
     """The largest difference of a score in a dtype from the one in float64, over a few rows alone."""
-    return 0.0 if dtype == "float64" else _sampled(architecture, dtype, seed)[0]
-
-
-def tolerance(architecture: str, dtype: str, seed: int) -> float:
-    """How much the float64 target may prefer its own token at a tie: see `eqcheck.truth.ties`.
-
-    It is never more than the widest gap between the two best tokens. In bfloat16 one score of thousands is far off, and
-    so many times that may exceed all scores: then any token would be a tie.
-    """
-    if dtype == "float64":
-        return 0.0
-    largest, widest = _sampled(architecture, dtype, seed)
-    return min(FACTOR * largest, widest)
+    return 0.0 if dtype == "float64" else noise_and_gap(architecture, dtype, seed)[0]
 
 
 @lru_cache(maxsize=16)
-def _sampled(architecture: str, dtype: str, seed: int) -> tuple[float, float]:
+def noise_and_gap(architecture: str, dtype: str, seed: int) -> tuple[float, float]:
     """The noise of a dtype, and the widest gap between the two best tokens in float64."""
     exact, rounded = (model_of(architecture, name, seed) for name in ("float64", dtype))
     ids = torch.randint(0, VOCAB_SIZE, (16, 24), generator=torch.Generator().manual_seed(seed))

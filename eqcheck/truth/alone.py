@@ -23,6 +23,7 @@ from eqcheck.contract.cache_names import cache_argument, cache_of
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
 from eqcheck.explanation.statements import Statement, state
+from eqcheck.real.ropes import GROWS, SWITCHES, Rope, ropes_of
 from eqcheck.result.verdict import common_start
 from eqcheck.truth.evidence import BROKEN
 
@@ -32,7 +33,6 @@ _Row = tuple[int, ...]
 _HELD = 16  # the last positions of a prompt whose scores are compared: all of them may be too large to keep twice
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-3}
 """How far scores may be off, as a share of the greatest one. Too little costs time and no verdict."""
-_GROWS, _SWITCHES = "dynamic", "longrope"
 
 
 class Way(NamedTuple):
@@ -47,13 +47,6 @@ WITHOUT, GENERATED, WITH = Way(), Way(generate=True), Way(cached=True, generate=
 """By calls without a cache; by ``generate``, which may pass other position ids than a call has; with a cache."""
 
 
-class Rope(NamedTuple):
-    """A rope whose frequencies depend on the length of what is fed: its type, and up to which length they do not."""
-
-    kind: str
-    original: int
-
-
 @dataclass(frozen=True)
 class Expected:
     """The row that a target generates alone in the way that agrees longest with an observed one.
@@ -65,30 +58,6 @@ class Expected:
     tokens: tuple[int, ...]
     way: Way = WITHOUT
     apart: int | None = None
-
-
-def ropes_of(config: Any) -> tuple[Rope, ...]:
-    """Return the ropes of a configuration that depend on the length; kinds of layers may each have their own.
-
-    >>> from transformers import LlamaConfig
-    >>> scaled = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
-    >>> ropes_of(LlamaConfig(max_position_embeddings=12, rope_parameters=scaled)), ropes_of(LlamaConfig())
-    ((Rope(kind='dynamic', original=12),), ())
-    """
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    found = list[Rope]()
-    for name in ("rope_parameters", "rope_scaling"):  # the latter is the name before transformers 5
-        given = getattr(text, name, None)
-        given = given if isinstance(given, dict) else {}
-        for one in (given, *(part for part in given.values() if isinstance(part, dict))):
-            kind = str(one.get("rope_type") or one.get("type") or "")
-            kind = _GROWS if _GROWS in kind else _SWITCHES if kind == "su" else kind
-            if kind in (_GROWS, _SWITCHES):
-                key = "original_max_position_embeddings"
-                lengths = [one.get(key), getattr(text, key, None), getattr(text, "max_position_embeddings", None)]
-                known = [int(length) for length in lengths if isinstance(length, int | float)]
-                found.append(Rope(kind, min(known, default=0)))
-    return tuple(dict.fromkeys(found))
 
 
 class Alone:
@@ -224,7 +193,7 @@ class Alone:
 
     def remembered(self, prompt: _Ids) -> list[Way]:
         """Return the ways after longer rows: what a dynamic rope keeps where the rows came in order, once or again."""
-        growing = [rope.original for rope in self._ropes if rope.kind == _GROWS]
+        growing = [rope.original for rope in self._ropes if rope.kind == GROWS]
         if not growing:
             return []
         original, kept, lengths = min(growing), 0, list[int]()
@@ -346,7 +315,7 @@ class Alone:
         way, index = self._apart[tuple(prompts[row])]
         facts: dict[str, int | str] = {"row": row, "token_index": index}
         if way.after:
-            return state("after-longer-rows", **facts, rope=_GROWS, tokens=way.after)
+            return state("after-longer-rows", **facts, rope=GROWS, tokens=way.after)
         if self._ropes:
             return state("rope-by-length", **facts, rope=self.ropes)
         if not way.cached:
@@ -391,7 +360,7 @@ def _best(scores: torch.Tensor) -> list[int | None]:
 
 def _settled(rope: Rope, length: int) -> bool:
     """Return whether all that is longer than a length has the same frequencies."""
-    return rope.kind == _SWITCHES and length > rope.original
+    return rope.kind == SWITCHES and length > rope.original
 
 
 def _followed(predicted: _Choices, prompt: _Ids, observed: _Ids, eos: _Ids) -> list[int]:

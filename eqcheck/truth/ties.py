@@ -16,6 +16,8 @@ from collections.abc import Iterable
 
 import torch
 
+from eqcheck.real.truth import noise_and_gap
+
 FACTOR = 16
 
 
@@ -27,3 +29,15 @@ def bound(exact: Iterable[torch.Tensor], rounded: Iterable[torch.Tensor], factor
     """
     noise = max(float((a.double() - b.double()).abs().max()) for a, b in zip(exact, rounded, strict=True))
     return factor * noise
+
+
+def tolerance(architecture: str, dtype: str, seed: int) -> float:
+    """Return how much a float64 target of ours may prefer its own token at a tie.
+
+    It is never more than the widest gap between the two best tokens. In bfloat16 one score of thousands is far off, and
+    so many times that may exceed all scores: then any token would be a tie.
+    """
+    if dtype == "float64":
+        return 0.0
+    largest, widest = noise_and_gap(architecture, dtype, seed)
+    return min(FACTOR * largest, widest)
