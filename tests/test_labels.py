@@ -60,6 +60,16 @@ EQUAL_BEGINNINGS = case(
     eos_token_ids=(37,),
 )
 SCALED = case([[33, 8, 101, 7], [125, 85, 116, 74]], 6, 3, [[2, 3], []], 127, "slot-distance")
+LONG = [
+    int(token)
+    for token in (
+        "127 14 90 27 14 43 94 24 61 126 43 16 63 24 110 44 47 15 72 10 55 17 114 2 43 39 52 10 116 59 "
+        "67 51 94 93 36 90 81 127 120 106 22 89 122 1 56 87 44 96 56 71 117 24 27 112 63 18 33 25 41 66 "
+        "88 51 25 54 53 24 125 124 70 57 39 10 1 62 85 72 75 28 92 115 86 19 88 105 10 127 40 122 109 "
+        "63 7 5 78 68 29 113 32 122 10 51 108 98 52 116 94 14 124 91 2 10 13 22 106 118 95 15 29 88 43 "
+        "29 69 8 39 98 71 124 108 "
+    ).split()
+]
 # In all of these but one the row of the call has the number of its request, and the position ids are right.
 ROWS = {
     "held": Row(
@@ -153,6 +163,47 @@ ROWS = {
     "taken": Row("K18-keys-scaled.paged_small", SCALED, (15, 1, 0), (1, 6, "token")),
     "hidden": Row("K9-spare-slots-visible.rolled_back", ROLLED_BACK, (1, 2, 3), (2, 0, "token")),
     "strange": Row("K11-reset-instead-of-rollback.realigned", EQUAL_BEGINNINGS, (27, 1, 1), (1, 8, "token")),
+    "scaled_pages": Row(
+        "K18-keys-scaled.paged_small",
+        case(
+            [[115, 105, 109, 48, 115], [61], [18, 18, 58, 115]],
+            5,
+            4,
+            [],
+            0,
+            "slot-distance",
+            agreement=0.7,
+            eos_token_ids=(100, 7),
+        ),
+        (5, 0, 0),
+        (0, 0, "token"),
+    ),
+    "in_chunks": Row(
+        "K14-first-token-skipped.static",
+        case(
+            [
+                [120, 120, 112, 40, 78, 126],
+                [127, 6],
+                [69, 91, 112, 4, 28, 55, 100, 82, 59, 88, 57, 74],
+                LONG,
+            ],
+            20,
+            3,
+            [
+                [1, 0, 3, 2, 3, 2, 3, 3, 0],
+                [1, 0, 2, 0, 1, 0, 1, 2, 0, 1, 0, 2, 1, 3, 2],
+                [0, 2, 2, 2, 1, 1, 2, 2, 2, 3, 3, 3, 2, 0, 3, 2, 2, 2],
+                [1, 2, 2, 1, 0, 3, 0, 0, 0, 1, 0, 1],
+            ],
+            5,
+            "rotary",
+            eos_token_ids=(19, 93),
+            cache_state="chunked",
+            prefill_chunk=26,
+        ),
+        (1, 3, 0),
+        (3, 1, "token"),
+    ),
 }
 
 
@@ -179,9 +230,9 @@ def test_a_row_is_known_for_what_it_is(row: str) -> None:
 NEEDED = {
     "taken": "taken",
     "hidden": "hidden",
-    "strange": "fed",
+    "strange": "in_chunks",
     "held": "held",
-    "fed": "fed",
+    "fed": "scaled_pages",
     "position": "strange",
     "own_row": "own_row",
     "prompt": "prompt",
