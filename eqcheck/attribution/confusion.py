@@ -59,13 +59,13 @@ def _let_go(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
     """
     missing = [d.token_position for d in deviations if d.kind == "missing-entry" and d.token_position is not None]
     record, request = view.labels, view.request
-    elsewhere = any(one.held_by is not None for one in deviations)
+    elsewhere = any(deviation.held_by is not None for deviation in deviations)
     since = let_go(record, view.call, request, missing) if missing and not elsewhere else None
     if since is None or sorted(missing) != list(range(view.low, view.low + len(missing))):
         return deviations
     if not left_out(record, request, since, view.call.number):
         return deviations
-    return [replace(one, source=LET_GO) if one.kind == "missing-entry" else one for one in deviations]
+    return [replace(deviation, source=LET_GO) if deviation.kind == "missing-entry" else deviation for deviation in deviations]
 
 
 def _read_elsewhere(view: QueryView, deviations: list[Deviation], due: set[int]) -> list[Deviation]:

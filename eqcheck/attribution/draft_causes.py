@@ -344,12 +344,12 @@ class DraftReader:
         query, deviations = reading.explanation.query, reading.explanation.deviations
         if query is None or reading.explanation.subject not in _HIDES:
             return 0
-        absent = {one.token_position for one in deviations}
+        absent = {deviation.token_position for deviation in deviations}
         seen = query.logical_position + 1 - len(absent)
         if absent != set(range(len(absent))) or not seen:
             return 0
         context = self.walk.context((query.call, query.call_row, query.column))
-        others = [one for one in context.deviations if one not in deviations and one.kind != "poisoned-entry"]
+        others = [deviation for deviation in context.deviations if deviation not in deviations and deviation.kind != "poisoned-entry"]
         farthest = max((label.position for label in self.labels.of.values() if label.exact), default=0)
         return 0 if others or farthest >= seen else seen
 

@@ -57,11 +57,11 @@ def answers_to(run: Run, digest: int) -> set[int]:
 
     A query whose head was not asked predicts nothing.
     """
-    found: set[int] = set()
+    answers: set[int] = set()
     for call in run.trace.made(TARGET):
         for row, column in np.argwhere(call.digests == np.uint64(digest)).tolist():
-            found |= {int(call.predictions[row, column]), *run.trace.level.get((call.number, row, column), ())}
-    return found - {-1}
+            answers |= {int(call.predictions[row, column]), *run.trace.level.get((call.number, row, column), ())}
+    return answers - {-1}
 
 
 def _lead(run: Run, row: int, index: int) -> float:

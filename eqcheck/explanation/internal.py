@@ -117,17 +117,17 @@ def _text(error: BaseException) -> str:
         return "".join([*traceback.format_tb(error.__traceback__), type(error).__name__])
 
 
-def note(found: MutableSequence[InternalError], new: InternalError) -> None:
+def note(errors: MutableSequence[InternalError], new: InternalError) -> None:
     """Add an error to those in a list; one that was raised at the same place before is counted."""
-    for number, known in enumerate(found):
+    for number, known in enumerate(errors):
         if (known.step, known.lane, known.error, known.place) == (new.step, new.lane, new.error, new.place):
-            found[number] = replace(known, count=known.count + new.count)
+            errors[number] = replace(known, count=known.count + new.count)
             return
-    found.append(new)
+    errors.append(new)
 
 
 @contextmanager
-def guarded(found: MutableSequence[InternalError], step: str, case: Any = None, lane: str = "") -> Iterator[None]:
+def guarded(errors: MutableSequence[InternalError], step: str, case: Any = None, lane: str = "") -> Iterator[None]:
     """Record what is raised inside, and go on behind it.
 
     A `UsageError` is for the user and passes, unless a case is at work, which no user wrote. So does what is no
@@ -144,4 +144,4 @@ def guarded(found: MutableSequence[InternalError], step: str, case: Any = None, 
     except Exception as error:
         if isinstance(error, UsageError) and case is None:
             raise
-        note(found, internal_error(step, error, case, lane))
+        note(errors, internal_error(step, error, case, lane))

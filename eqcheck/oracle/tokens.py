@@ -96,15 +96,15 @@ class Checked:
 
     def _whole(self, wrong: Sequence[RowVerdict], follow: Follow) -> tuple[RowVerdict, Statement] | None:
         """Return the first row with its prompt, behind which near-ties count as right; rows without are left out."""
-        limits, found = [self.limit] * len(self.prompts), list[RowVerdict]()
+        limits, whole = [self.limit] * len(self.prompts), list[RowVerdict]()
         for row in wrong:
             for start in self._starts(row):
                 tail = row.observed[start : start + self.limit]
                 one = replace(row, expected=follow(self.prompts[row.row], tail))
                 if prompt_returned(self.prompts, [one], limits, self.pad, self.eos):
-                    found.append(one)
+                    whole.append(one)
                     break
-        return prompt_returned(self.prompts, found, limits, self.pad, self.eos) if found else None
+        return prompt_returned(self.prompts, whole, limits, self.pad, self.eos) if whole else None
 
     def _starts(self, row: RowVerdict) -> Iterator[int]:
         """Yield where the new tokens of a row may begin behind its prompt, with one id as pads around it."""

@@ -123,13 +123,13 @@ class Watch:
         harmless = None if self._tokens_only else self._wrong_context(run, reader)
         if harmless is not None:
             return Verdict("violation", run.verdicts, harmless)
-        found = self._oracle.noted(
+        verdict = self._oracle.noted(
             Verdict("tie" if run.ties else "equivalent", run.verdicts, ties=len(run.ties)), self._case.prompts
         )
         if self.outputs is None or not run.ties:
-            return found
+            return verdict
         case = self._case
-        return self._oracle.by_length(found, case.prompts, self.outputs, case.max_new_tokens, case.eos_token_ids)
+        return self._oracle.by_length(verdict, case.prompts, self.outputs, case.max_new_tokens, case.eos_token_ids)
 
     def explain(self) -> str:
         """Return the explanation as text."""

@@ -63,7 +63,7 @@ class Investigation:
         smallest, minimised = self._minimised(outcome)
         self.step("explain", outcome.symptom)
         elsewhere = known if smallest is not outcome else None
-        explanation, found = self.explained(smallest, left, minimised, elsewhere)
+        explanation, likely = self.explained(smallest, left, minimised, elsewhere)
         finding = Finding(
             smallest,
             explanation,
@@ -73,8 +73,8 @@ class Investigation:
             stored=smallest is outcome and not outcome.drawn,
             minimised=minimised,
         )
-        if found is not None:
-            self.causes.setdefault(finding.id, found)
+        if likely is not None:
+            self.causes.setdefault(finding.id, likely)
         return finding
 
     def explained(
