@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from eqcheck.contract.cache_names import NAMES
+from eqcheck.contract.errors import UsageError
 from eqcheck.oracle.check import Oracle
 from eqcheck.result.verdict import Verdict
 
@@ -144,6 +145,14 @@ def test_an_empty_row_is_no_evidence_and_ends_too_early() -> None:
     verdict = check(oracle, [[], *rows[1:]])
     assert verdict.explanation is not None
     assert (verdict.status, verdict.explanation.kind) == ("violation", "premature-stop")
+
+
+def test_scores_that_are_nan_are_no_gap_of_zero() -> None:
+    model = llama()
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] = torch.nan
+    with pytest.raises(UsageError, match="expected finite logits, got NaN"):
+        check(oracle_of(model), [[0] * LIMIT] * 3)
 
 
 # --- what needs no evidence -------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from eqcheck.contract.cache_names import cache_argument, cache_of
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import power_of_ten, state
 from eqcheck.result.verdict import RowVerdict, Verdict
-from eqcheck.truth.alone import GENERATED, WITH, WITHOUT, Alone, Way
+from eqcheck.truth.alone import GENERATED, WITH, WITHOUT, Alone, Way, chosen
 from eqcheck.truth.evidence import BROKEN, CROSSES, ROOM, Exceedances, step
 
 LIKELY = 20  # tokens of a place whose scores are compared between two ways to compute them
@@ -182,6 +182,8 @@ class RowGaps:
             return torch.zeros(0, self._alone.scores(prompt).shape[-1]), None
         told = self._alone.laws(prompt, row, WITHOUT) if whole is None else whole[len(prompt) - 1 :][: len(row)]
         assert told is not None  # without a cache the target always answers
+        for at in told.amax(-1).isnan().nonzero()[:1, 0].tolist():  # which would count as no gap at all
+            chosen(None, len(prompt) - 1 + at)
         found: tuple[torch.Tensor, Way | None] = _logs(told), WITHOUT if whole is None else None
         plain, gaps = found[0], _gaps(found[0], torch.tensor(row))
         least = max(gaps)
@@ -191,8 +193,8 @@ class RowGaps:
                 if self._alone.generated(prompt, len(row), (), way) == row and least > self.threshold:
                     if least > BROKEN:
                         self._alone.part(prompt, way, next(at for at, gap in enumerate(gaps) if gap > BROKEN))
-                    chosen = torch.tensor(row)[:, None]  # the laws are not known, but what they choose is
-                    return plain.scatter(1, chosen, plain.amax(-1, keepdim=True)), way
+                    own = torch.tensor(row)[:, None]  # the laws are not known, but what they choose is
+                    return plain.scatter(1, own, plain.amax(-1, keepdim=True)), way
                 continue
             laws = _logs(told)
             changes = (plain - laws).gather(1, plain.topk(2).indices).abs().nan_to_num(nan=0.0).amax(-1).tolist()
