@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    RoFormerConfig,
+    RoFormerForCausalLM,
+)
 
 from eqcheck.contract.cache_names import cache_argument
 from eqcheck.oracle.check import Oracle
@@ -413,3 +421,17 @@ def test_rows_of_a_model_that_is_fed_no_pads_are_no_violation() -> None:
         made = model.generate(torch.tensor(prompts), max_new_tokens=4, do_sample=False, pad_token_id=0)
     watch.outputs = made[:, 4:].tolist()
     assert watch.verdict.status == "equivalent"
+
+
+def test_a_model_that_takes_no_position_ids_is_not_read_to_have_wrong_ones() -> None:
+    """It counts the tokens of a call by itself, so one call with many tokens says nothing of their other positions."""
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = RoFormerConfig(vocab_size=48, is_decoder=True, initializer_range=0.3, **sizes)
+    model = RoFormerForCausalLM(config).double().eval()
+    with Oracle(model).watch([[5, 9, 2, 44]], max_new_tokens=4, pad_token_id=0) as watch:
+        made = model.generate(
+            torch.tensor([[5, 9, 2, 44]]), max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=None
+        )
+    watch.outputs = made[:, 4:].tolist()
+    assert watch.verdict.status == "equivalent", watch.verdict.explain()
