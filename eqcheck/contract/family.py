@@ -121,7 +121,7 @@ FAMILY = _Families(
         Family("recurrent", "Mamba", "steps", holes=False),
         Family("hybrid-window", "Gemma 3, gpt-oss", "positions", near=WINDOW, holes=False),
         Family("convolution", "Mamba, Qwen3-Next, LFM2", "steps", near=KERNEL, holes=False),
-        Family("masked-recurrent", "gated delta nets of mlx-lm and vLLM", "steps", skips=True),
+        Family("masked-recurrent", "gated delta nets of mlx-lm and vLLM", "steps", holes=False, skips=True),
     )
 )
 

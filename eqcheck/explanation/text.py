@@ -531,18 +531,15 @@ def _picture(e: Explanation, width: int, brief: bool) -> list[str]:
     return table(rows, headers, width, short, tablefmt="plain").splitlines()
 
 
-_TOKENS = ("token", "other-token")  # of the row itself, and of another one: neighbours hold positions in order
-
-
 def _likeness(number: int, slot: Slot, e: Explanation) -> object:
     """Return what correct neighbours share; None for a slot that gets a line of its own."""
     if _wrong(slot) or slot.index is None or _is_query(slot, e):
         return None
     if _is_draft(slot, e):
         return "draft of this call", slot.visible
-    if slot.kind not in _TOKENS or slot.of_position is None or slot.position is None:
+    if slot.kind != "token" or slot.of_position is None or slot.position is None:
         return slot.kind, slot.of_row, slot.visible
-    return slot.kind, slot.of_row, slot.of_position - number, slot.position - number, slot.visible
+    return slot.of_row, slot.of_position - number, slot.position - number, slot.visible
 
 
 def _wrong(slot: Slot) -> bool:
@@ -555,11 +552,11 @@ def _folded(slots: Sequence[Slot], e: Explanation) -> list[object]:
     first, last = slots[0], slots[-1]
     token, position = _line(first, e)[3:5]
     if first.kind not in ("blank", "masked-pad"):
-        token = first.token if len({slot.token for slot in slots}) == 1 else f"{first.token} .. {last.token}"
+        token = f"{first.token} .. {last.token}" if first.token != last.token else first.token
         position = "-" if first.position is None else f"{first.position}..{last.position}"
     if first.kind == "pad" and first.position == last.position:
         position = first.position
-    several = first.kind in _TOKENS and not _is_draft(first, e)
+    several = first.kind == "token" and not _is_draft(first, e)
     holds = held(first.kind, first.of_row, first.of_position, last.of_position) if several else _holds(first, e)
     return ["", f"{first.index}..{last.index}", holds, token, position, _attended(first)]
 

@@ -2,10 +2,12 @@
 
 Key and value of the first layer are a function of token and position. So the written entry is held against the
 entry of its token at the position that was said; where they differ, the position of the nearest entry in reach counts.
+A model that takes no position ids counts by itself, and cannot be asked for entries at other positions than its count.
 """
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -40,10 +42,13 @@ class Positions:
         self._keys: dict[tuple[int, int], torch.Tensor] = {}
         parameter = next(watched.model.parameters())
         self._tolerance = _TOLERANCE.get(parameter.dtype, 0.03)
+        self._counts = "position_ids" not in signature(watched.base.forward).parameters
         self.probing: list[torch.Tensor] | None = None  # takes what is written while keys are asked for
 
     def read(self, tokens: Ints, said: Ints, flat: torch.Tensor) -> Ints:
         """The positions ``[batch, block]`` of new `entries`; ``said`` where none fits."""
+        if self._counts:
+            return said
         self._ask({(int(t), int(p)) for t, p in zip(tokens.ravel(), said.ravel(), strict=True)})
         positions = said.copy()
         for row, column in np.ndindex(tokens.shape):

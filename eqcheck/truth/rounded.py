@@ -330,7 +330,7 @@ def in_pieces(target: Any, prompt: _Ids, row: _Ids, sizes: _Ids) -> torch.Tensor
             told = target(input_ids=ids, use_cache=True, **cache_argument(target, cache))
             cache, at, size = cache_of(told), at + size, next(later)
             parts.append(told.logits[0])
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+    except (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
         return None
     return torch.cat(parts)
 
