@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
 from collections.abc import Sequence
@@ -9,9 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MambaConfig, MambaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
 from eqcheck.contract.cache_names import NAMES
+from eqcheck.contract.errors import UsageError
 from eqcheck.oracle.check import Oracle
 from eqcheck.result.verdict import Verdict
 
@@ -134,6 +145,14 @@ def test_an_empty_row_is_no_evidence_and_ends_too_early() -> None:
     verdict = check(oracle, [[], *rows[1:]])
     assert verdict.explanation is not None
     assert (verdict.status, verdict.explanation.kind) == ("violation", "premature-stop")
+
+
+def test_scores_that_are_nan_are_no_gap_of_zero() -> None:
+    model = llama()
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] = torch.nan
+    with pytest.raises(UsageError, match="expected finite logits, got NaN"):
+        check(oracle_of(model), [[0] * LIMIT] * 3)
 
 
 # --- what needs no evidence -------------------------------------------------------------------------------------------
@@ -264,3 +283,41 @@ def test_a_recurrent_decode_is_the_control_of_one(dtype: torch.dtype) -> None:
         warnings.simplefilter("error")
         assert check(oracle, rows)
     assert fed.count(1) >= len(PROMPTS) * (LIMIT - 1)
+
+
+# --- right rows that were rounded otherwise ---------------------------------------------------------------------------
+
+
+def routed() -> Any:
+    """A model whose experts are chosen by scores that lie close to each other."""
+    torch.manual_seed(1)
+    sizes: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = MixtralConfig(**sizes, num_attention_heads=4, num_key_value_heads=2, num_local_experts=4)
+    model = MixtralForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.25)
+    return model.to(torch.bfloat16)
+
+
+@torch.no_grad()
+def in_float32(model: Any, prompt: Sequence[int]) -> list[int]:
+    """The row that the same weights give where nothing is rounded to their dtype."""
+    exact, row = copy.deepcopy(model).float(), list(prompt)
+    while len(row) < len(prompt) + LIMIT:
+        row.append(int(exact(input_ids=torch.tensor([row]), use_cache=False).logits[0, -1].argmax()))
+    return row[len(prompt) :]
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("make", [llama, routed])
+def test_a_row_that_was_rounded_otherwise_is_right_where_the_calls_of_the_control_agree_to_the_bit(make: Any) -> None:
+    model = make()
+    passed = missed = 0
+    for seed in range(40):
+        prompt = torch.randint(1, 64, (6,), generator=torch.Generator().manual_seed(seed)).tolist()
+        row = in_float32(model, prompt)
+        passed += bool(check(oracle_of(model), [row], [prompt]))
+        missed += bool(check(oracle_of(model), [worst(model, prompt, row)], [prompt]))
+    assert (passed, missed) == (40, 0)

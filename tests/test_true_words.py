@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from transformers import DynamicCache
 
@@ -65,6 +69,77 @@ def test_what_fills_up_a_prompt_is_no_draft() -> None:
     assert "filler of call" in text
     assert "rejected draft" not in text
     assert "position id" not in text
+
+
+# A state that skips masked tokens, as those of gated delta nets do in mlx-lm and vLLM.
+
+SKIPPING = replace(CASE, family="masked-recurrent", accepts=((1, 0), (0, 2)))
+
+
+@pytest.mark.parametrize("pads", [0, 1, 2])
+def test_a_state_that_skips_masked_pads_is_right_with_pads_behind_a_row(pads: int) -> None:
+    assert explained(lambda target, draft, request: states(target, request, pads, True), SKIPPING) is None
+
+
+def test_pads_that_are_not_masked_are_wrong_for_a_state_that_skips_masked_ones() -> None:
+    found = explained(lambda target, draft, request: states(target, request, 2, False), SKIPPING)
+    assert found is not None
+    assert found.fingerprint == "mask/pad-visible"
+    assert "filler of call" in " ".join(render(found).split())
+
+
+def padded_batch(target: Any, request: Request, steps: bool) -> Rows:
+    """A batch with pads behind the shorter rows, and a masked pad in place of each row's second step if ``steps``."""
+    longest = max(map(len, request.prompts))
+    ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in request.prompts])
+    mask = torch.tensor([[1] * len(prompt) + [0] * (longest - len(prompt)) for prompt in request.prompts])
+    cache, lasts = DynamicCache(), torch.tensor([len(prompt) - 1 for prompt in request.prompts])
+    logits = target(input_ids=ids, attention_mask=mask, past_key_values=cache).logits
+    tokens = logits[torch.arange(len(ids)), lasts].argmax(-1)[:, None]
+    rows = [tokens]
+    while len(rows) < request.max_new_tokens:
+        if steps:
+            target(input_ids=tokens * 0, attention_mask=tokens * 0, past_key_values=cache)
+        tokens = target(input_ids=tokens, past_key_values=cache).logits[:, -1].argmax(-1)[:, None]
+        rows.append(tokens)
+    return torch.cat(rows, dim=1).tolist()
+
+
+@pytest.mark.parametrize("steps", [False, True])
+def test_a_ragged_batch_needs_a_state_that_skips_masked_pads_also_in_a_step(steps: bool) -> None:
+    def decode(target: Any, draft: Any, request: Request) -> Rows:
+        return padded_batch(target, request, steps)
+
+    assert explained(decode, SKIPPING) is None
+    found = explained(decode, CASE)
+    assert found is not None
+    assert found.fingerprint == "mask/pad-visible"
+
+
+def kept(target: Any, draft: Any, request: Request, restore: bool) -> Rows:
+    """One row at a time with drafts of the prompt's first id; without ``restore`` rejected drafts stay in the state."""
+    rows = []
+    for prompt in request.prompts:
+        cache, text = DynamicCache(), list(prompt)
+        block = list(prompt)
+        while len(text) - len(prompt) < request.max_new_tokens:
+            before = copy.deepcopy(cache)
+            logits = target(input_ids=torch.tensor([[*block, prompt[0]]]), past_key_values=cache).logits[0]
+            text.append(int(logits[len(block) - 1].argmax()))
+            if restore:
+                cache = before
+                target(input_ids=torch.tensor([block]), past_key_values=cache)
+            block = text[-1:]
+        rows.append(text[len(prompt) :])
+    return rows
+
+
+@pytest.mark.parametrize("case", [CASE, SKIPPING], ids=lambda case: case.family)
+def test_a_state_that_keeps_rejected_drafts_is_wrong_whether_it_skips_masked_tokens_or_not(case: Case) -> None:
+    assert explained(partial(kept, restore=True), case) is None
+    found = explained(partial(kept, restore=False), case)
+    assert found is not None
+    assert found.fingerprint == "cache/stale-entry"
 
 
 def test_other_ids_rename_the_id_0_where_it_is_no_pad() -> None:

@@ -9,11 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    RoFormerConfig,
+    RoFormerForCausalLM,
+)
 
 from eqcheck.contract.cache_names import cache_argument
 from eqcheck.oracle.check import Oracle
 from eqcheck.oracle.watch import Watch
+from tiny import tiny
 
 torch.set_num_threads(1)
 LIMIT, PAD = 6, 0
@@ -379,3 +388,50 @@ def test_a_model_whose_own_decode_is_read_as_wrong_is_not_accused(monkeypatch: p
     monkeypatch.setattr("eqcheck.oracle.watch.family_like", lambda _: "window:3")
     model = model_of("llama", torch.float64, deaf=True)
     assert watched(model, generate).verdict.status == "equivalent"
+
+
+# --- scores that are no numbers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_row_that_became_nan_because_of_its_pads_is_no_tie(told: bool) -> None:
+    """In float64 the masked scores of this model are -inf, so a pad that attends to nothing is NaN, and all behind it."""
+    model = tiny("gemma2", num_hidden_layers=4, sliding_window=8)
+    prompts, limit = [[5, 9, 2, 44], [3, 3, 8, 1, 60, 21]], 4
+    ids = torch.tensor([[0, 0, *prompts[0]], prompts[1]])
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    with Oracle(model).watch(prompts, max_new_tokens=limit, pad_token_id=0) as watch:
+        made = model.generate(
+            ids, attention_mask=mask, max_new_tokens=limit, do_sample=False, pad_token_id=0, eos_token_id=None
+        )
+    if told:
+        watch.outputs = made[:, 6:].tolist()
+    assert made[0, 6:].tolist() == [0] * limit  # what argmax makes of NaN
+    verdict = watch.verdict
+    assert verdict.status == "violation"
+    assert verdict.explanation is not None
+    assert (verdict.explanation.component, verdict.explanation.row) == ("unattributed", 0)
+    assert "and its scores there are NaN" in " ".join(verdict.explain().split())
+
+
+def test_rows_of_a_model_that_is_fed_no_pads_are_no_violation() -> None:
+    model = tiny("gemma2", num_hidden_layers=4, sliding_window=8)
+    prompts = [[5, 9, 2, 44], [3, 3, 8, 1]]
+    with Oracle(model).watch(prompts, max_new_tokens=4, pad_token_id=0) as watch:
+        made = model.generate(torch.tensor(prompts), max_new_tokens=4, do_sample=False, pad_token_id=0)
+    watch.outputs = made[:, 4:].tolist()
+    assert watch.verdict.status == "equivalent"
+
+
+def test_a_model_that_takes_no_position_ids_is_not_read_to_have_wrong_ones() -> None:
+    """It counts the tokens of a call by itself, so one call with many tokens says nothing of their other positions."""
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = RoFormerConfig(vocab_size=48, is_decoder=True, initializer_range=0.3, **sizes)
+    model = RoFormerForCausalLM(config).double().eval()
+    with Oracle(model).watch([[5, 9, 2, 44]], max_new_tokens=4, pad_token_id=0) as watch:
+        made = model.generate(
+            torch.tensor([[5, 9, 2, 44]]), max_new_tokens=4, do_sample=False, pad_token_id=0, eos_token_id=None
+        )
+    assert made.shape == (1, 8)
+    assert watch.verdict, watch.verdict.explain()  # of the contexts alone

@@ -225,7 +225,9 @@ def _misplaced(
 
 
 def _steps_of_pads(view: QueryView, right: dict[int, Entry]) -> list[Deviation]:
-    """A deviation for each masked pad between a row's tokens: the state took it as a step that holds nothing."""
+    """A deviation for each masked pad between a row's tokens, where a state takes it as a step that holds nothing."""
+    if view.family.skips:
+        return []
     slots = [entry.slot for position, entry in right.items() if position <= view.at]
     between = range(min(slots), max(slots)) if slots else range(0)
     blank = (view.entries[slot] for slot in between if view.entries[slot].label.what == "blank")

@@ -27,7 +27,8 @@ import eqcheck
     padding_sides=("left",),
     # How the models that your engine serves see positions: "rotary" (Llama, Qwen), "learned" (GPT-2), "mask-order"
     # (OPT, Bloom), "slot-distance" (MPT), "window" (Mistral, Gemma), "recurrent" (Mamba), "hybrid-window" (Gemma 3,
-    # gpt-oss), "convolution" (Mamba and gated delta nets, whose convolution has a state beside the recurrent one).
+    # gpt-oss), "convolution" (Mamba and gated delta nets, whose convolution has a state beside the recurrent one),
+    # "masked-recurrent" (states that skip masked tokens, as gated delta nets in mlx-lm and vLLM).
     families=("rotary", "learned"),
     # What your engine needs of every request, such as "equal-lengths", "one-eos" or "batch-1".
     requires=(),

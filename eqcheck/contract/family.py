@@ -26,7 +26,8 @@ class Family:
     that the 2-D mask shows, the ``slots``, or the ``steps`` since a state absorbed it. The place itself counts
     where it is ``absolute``, the distance to it elsewhere. ``window`` is how many slots a query sees, itself included.
     ``near`` is the window of the lower layer, where that one alone has a window. With ``holes`` hidden slots between a
-    row's tokens change nothing. ``claimed`` families are the claim of a decoder that names none. ``target`` is the real
+    row's tokens change nothing. A state that ``skips`` takes in no masked token, wherever it stands, and counts none as
+    a step. ``claimed`` families are the claim of a decoder that names none. ``target`` is the real
     model that is read, None where it is a `HashLM`.
     """
 
@@ -37,6 +38,7 @@ class Family:
     window: int | None = None
     near: int | None = None
     holes: bool = True
+    skips: bool = False
     claimed: bool = False
     target: Parsed | None = None
 
@@ -119,6 +121,7 @@ FAMILY = _Families(
         Family("recurrent", "Mamba", "steps", holes=False),
         Family("hybrid-window", "Gemma 3, gpt-oss", "positions", near=WINDOW, holes=False),
         Family("convolution", "Mamba, Qwen3-Next, LFM2", "steps", near=KERNEL, holes=False),
+        Family("masked-recurrent", "gated delta nets of mlx-lm and vLLM", "steps", holes=False, skips=True),
     )
 )
 

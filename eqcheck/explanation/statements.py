@@ -184,6 +184,8 @@ STATEMENTS = {
     "beyond-noise": "a token of the row is {gap} nats below the target's own choice, and the noise of this dtype is "
     "half of {threshold} nats; {exceeding} of {counted} rows so far have such a token; the evidence is {weight}, and "
     "10^6 decides; outputs alone do not show which part is broken",
+    "not-a-number": "target call {call} attended to exactly the right tokens for new token {token_index} of row {row}, "
+    "and its scores there are NaN; a pad that attends to nothing may become NaN in this dtype and spread to its row",
     # a target that answers a row alone in several ways
     "rope-of-the-call": "everything that was attended to is right, but the target's rope ({rope}) depends on the "
     "length of what a call feeds; beside a longer row, or with drafts, it may answer otherwise than alone",

@@ -150,6 +150,7 @@ class Trace:
     rounded: float = 0.0  # how far entries of a real cache that rounds are from what was written, in parts of them
     # By call, row and column: other tokens of a real model whose scores are the highest, but for the dtype's last bits.
     level: dict[tuple[int, int, int], frozenset[int]] = field(default_factory=dict)
+    undefined: set[tuple[int, int, int]] = field(default_factory=set)  # queries of a real model whose scores are NaN
 
     def __post_init__(self) -> None:
         self.clock = count(1)

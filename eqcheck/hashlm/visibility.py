@@ -71,9 +71,12 @@ class Feed(NamedTuple):
         return ~visible[:, np.arange(block), self.slots_fed]
 
     def absorbed(self) -> Bools:
-        """The tokens that a recurrent state takes in: a 2-D mask counts for this block alone, and not for one token."""
+        """The tokens that a recurrent state takes in: a 2-D mask counts for this block alone.
+
+        For one token models of transformers ignore it; a state that skips what is masked does so there, too.
+        """
         batch, block = self.positions.shape
-        if self.mask is None or self.mask.dim() != 2 or block == 1:
+        if self.mask is None or self.mask.dim() != 2 or (block == 1 and not self.family.skips):
             return np.ones((batch, block), np.bool_)
         if self.mask.shape[0] != batch or self.mask.shape[1] < block:
             raise ValueError(f"attention_mask: expected [{batch}, slots], got shape {list(self.mask.shape)}")
@@ -185,7 +188,7 @@ class Feed(NamedTuple):
         return ranks[:, :slots], ranks[:, self.slots_fed]
 
     def _state(self, written: Bools) -> View:
-        """A pad before the first token leaves a state as it is; one behind it is a step like any other.
+        """A pad before the first token leaves a state as it is; one behind it is a step, unless the state skips it.
 
         Steps are counted from the first token, or from the first step where a convolution has dropped some.
         """
@@ -199,7 +202,7 @@ class Feed(NamedTuple):
         visible = (index[None, None] <= fed[None, :, None]) & written[:, None]
         if self.family.window:
             visible &= index[None, None] > fed[None, :, None] - self.family.window
-        places = index[None] - first[:, None]
+        places = written.cumsum(axis=1) - 1 if self.family.skips else index[None] - first[:, None]
         return View(np.broadcast_to(visible, (batch, block, steps)).copy(), places, places[:, steps - block :])
 
 

@@ -116,13 +116,17 @@ class Watch:
         violation also where all tokens are right, unless the watch is of ``tokens_only``.
         """
         run = self._run()
-        reader = Reader(run)
+        reader, undefined = Reader(run), _undefined(run)
         if any(row.first is not None for row in run.verdicts):
-            verdict = Verdict("violation", run.verdicts, _told_twice(reader))
-            return self._oracle.noted(verdict, self._case.prompts)
+            told = _told_twice(reader)
+            if undefined and (told is None or told.component not in _OF_CONTEXTS):
+                told = undefined
+            return self._oracle.noted(Verdict("violation", run.verdicts, told), self._case.prompts)
         harmless = None if self._tokens_only else self._wrong_context(run, reader)
         if harmless is not None:
             return Verdict("violation", run.verdicts, harmless)
+        if undefined is not None:
+            return Verdict("violation", run.verdicts, undefined)
         verdict = self._oracle.noted(
             Verdict("tie" if run.ties else "equivalent", run.verdicts, ties=len(run.ties)), self._case.prompts
         )
@@ -196,6 +200,35 @@ def _told_twice(reader: Reader) -> Explanation | None:
 
 
 _OF_CONTEXTS = ("position", "mask", "cache")
+
+
+def _undefined(run: Run) -> Explanation | None:
+    """Return where a query that saw exactly its row has scores of NaN; what is returned for it is no choice."""
+    for call in run.trace.made(TARGET):
+        for number, batch_row, column in sorted(run.trace.undefined):
+            if number != call.number:
+                continue
+            for row, (prompt, expected) in enumerate(zip(run.case.prompts, run.truth.uncut, strict=True)):
+                places = run.truth.digests[row][-1, len(prompt) - 1 :][: len(expected)]
+                if not (found := np.flatnonzero(places == call.digests[batch_row, column])).size:
+                    continue
+                index, got = int(found[0]), run.verdicts[row].observed
+                why = state("not-a-number", call=number, row=row, token_index=index)
+                return Explanation(
+                    "unattributed",
+                    "unattributed",
+                    row=row,
+                    token_index=index,
+                    expected=expected[index],
+                    observed=got[index] if index < len(got) else None,
+                    detail=why.detail,
+                    facts=why.facts,
+                    expected_row=run.truth.rows[row],
+                    observed_row=got,
+                    wrong_rows=tuple(one.row for one in run.verdicts if one.first is not None),
+                    given=cast(WatchedCase, run.case).given(row),
+                )
+    return None
 
 
 def _certain(explanation: Explanation, trace: Trace) -> bool:

@@ -316,6 +316,9 @@ class Shadow:
         for row, column in np.ndindex(batch, states.shape[1]):
             scores = logits[row, column]
             forced = self._forced(role, known[held[row][0][column]], scores)
+            if forced is None and bool(scores.max().isnan()):  # no choice, though argmax gives an id
+                self.trace.undefined.add((call.number, row, start + column))
+                continue
             predictions[row, start + column] = int(scores.argmax()) if forced is None else forced[0]
             if forced is None and len(level := _level(scores)) > 1:
                 self.trace.level[call.number, row, start + column] = level

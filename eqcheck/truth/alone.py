@@ -298,7 +298,7 @@ class Alone:
             told = self._target(input_ids=ids, use_cache=True, **cache_argument(self._target, cache))
             kept = cache_of(told)
             return None if kept is None else (told.logits[:, -1], kept)
-        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        except (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
             return None
 
     # What is told.
