@@ -221,8 +221,8 @@ def test_the_words_say_what_is_old(work: Path) -> None:
 
 @pytest.mark.parametrize("family", ["recurrent", "convolution"])
 def test_layers_with_states_of_their_own_are_read_for_other_weights(work: Path, family: str) -> None:
+    earlier = replace(SEQUENCE, prompts=(tuple(range(10, 17)),), family=family)
     with pytest.raises(Violation, match=STALE) as told:
-        earlier = replace(SEQUENCE, prompts=(tuple(range(10, 17)),), family=family)
         assert_equivalent(registry.load("reweighted.py:state_kept"), replace(earlier, seed=1, before=(earlier,)))
     words = " ".join(str(told.value).split())
     lowest = "3 entries that were written under other weights (positions 3 to 5)"  # its layer sees four inputs
