@@ -293,7 +293,7 @@ def test_slots_say_what_they_hold_and_what_is_wrong() -> None:
     assert slot_lines(given(slots=alike)) == [["", "0..5", "positions 0..5", "5 .. 10", "0..5", "yes"]]
     others = tuple(Slot(n, "", 5 + n % 5, n, None, False, False, False, 2, n, "other-token") for n in range(6))
     assert slot_lines(given(slots=others)) == [["", "0..5", "row 2, positions 0..5", "5 .. 5", "0..5", "no"]]
-    apart = tuple(replace(slot, of_position=9 - slot.of_position) for slot in others)  # in no order: a line for each
+    apart = tuple(replace(slot, of_position=9 - n) for n, slot in enumerate(others))  # in no order: a line for each
     assert [line[1] for line in slot_lines(given(slots=apart))] == [*range(6)]
 
 
