@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from drafting import (
     last_token_garbage,
     losses_and_rounds,
 )
+from transformers import DynamicCache
 
 from eqcheck.attribution.draft_losses import draft_losses
 from eqcheck.attribution.losses import draft_warnings, settled
@@ -34,7 +37,7 @@ from eqcheck.catalogue.engines.engine import RoundEngine
 from eqcheck.catalogue.engines.lines import Continuous
 from eqcheck.catalogue.engines.pool import Packed
 from eqcheck.catalogue.engines.rows import Expanded, PerRow, Uncached
-from eqcheck.contract.decoders import CLAIMED, Decoder
+from eqcheck.contract.decoders import CLAIMED, Decoder, Request
 from eqcheck.contract.registry import load
 from eqcheck.decoding.harness import run, truth_of
 from eqcheck.decoding.schedule import Schedule
@@ -121,6 +124,40 @@ def test_a_case_counted_by_hand(engine: type[RoundEngine], expected: dict[str, i
     losses, rounds = losses_and_rounds(engine, ALL_RIGHT)
     assert settled(losses) == {"ideal": 2, "allowed": 6, **expected}
     assert rounds == expected["rounds"]
+
+
+@pytest.mark.parametrize("accepts", [(1, 2, 1), (2, 1, 1)])
+def test_undoing_a_rejection_in_a_state_costs_no_draft_token(accepts: tuple[int, ...]) -> None:
+    """The accepted tokens of the last round are fed again, to a copy of the state before it, when the row has ended."""
+
+    def decode(target: Any, draft: Any, request: Request) -> list[list[int]]:
+        (prompt,), k, new = request.prompts, request.num_draft_tokens, list[int]()
+        states = [DynamicCache(), DynamicCache()]
+
+        def feed(which: int, tokens: list[int], state: DynamicCache) -> list[int]:
+            output = (target, draft)[which](input_ids=torch.tensor([tokens]), past_key_values=state)
+            return list(map(int, output.logits[0].argmax(-1)))
+
+        for which, state in enumerate(states):
+            feed(which, prompt[:-1], state)
+        while len(new) < request.max_new_tokens:
+            block, before = [(prompt + new)[-1]], copy.deepcopy(states)
+            for _ in range(k):
+                block += feed(1, block[-1:], states[1])
+            picks = feed(0, block, states[0])
+            n = next((i for i in range(k) if block[i + 1] != picks[i]), k)
+            new += picks[: n + 1]
+            for which in (0, 1):
+                if n < k or which:
+                    states[which] = before[which]
+                    feed(which, block[: n + 1], states[which])
+        return [new[: request.max_new_tokens]]
+
+    case = Case(prompts=((10, 11),), max_new_tokens=7, num_draft_tokens=2, accepts=(accepts,), family="recurrent")
+    done = run(decode, case)
+    assert judge(done)
+    assert draft_warnings(draft_losses(done)) == []
+    assert settled(draft_losses(done))["lost-bonus"] == 0
 
 
 @pytest.mark.parametrize("fault", DRAFT, ids=lambda fault: fault.id)

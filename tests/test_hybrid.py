@@ -11,12 +11,14 @@ import torch
 from transformers import DynamicCache
 
 from eqcheck.attribution.repair import repair
+from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.engines.engine import additive
-from eqcheck.contract.decoders import CACHE_STATES, CLAIMED
+from eqcheck.contract.decoders import CACHE_STATES, CLAIMED, Request
 from eqcheck.contract.family import FAMILIES, FAMILY, HYBRID, KERNEL, UNIFORM, WINDOW, asked_by, claimed_by
 from eqcheck.decoding.harness import run
 from eqcheck.explanation.records import Explanation
+from eqcheck.explanation.text import render
 from eqcheck.hashlm import hashing
 from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.lanes.transparent.search import Source
@@ -232,6 +234,27 @@ def test_the_layer_at_fault_is_said_and_shown(name: str, said: str, slots: str) 
         assert one.query.sees_from == low
         assert any(slot.visible and not slot.expected_visible for slot in one.slots)
     assert any(slots in slot.holds for one in explanations for slot in one.slots)
+
+
+def test_what_a_draft_pushes_out_of_a_convolution_is_not_told_as_given_up() -> None:
+    """Position 14 is not among the last four inputs, because the rejected draft is: the row's own cache has it."""
+
+    def decode(target: Any, draft: Any, request: Request) -> list[list[int]]:
+        (prompt,), new, state = request.prompts, list[int](), DynamicCache()
+        block, held = list(prompt), len(prompt) - 1
+        while len(new) < request.max_new_tokens:
+            draft(input_ids=torch.tensor([prompt + new]))
+            fed = [*block, 1]
+            picks = target(input_ids=torch.tensor([fed]), past_key_values=state).logits[0].argmax(-1).tolist()[held:]
+            new, held = new + picks[: 1 + (picks[0] == 1)], 0
+            block = new[-1:]
+        return [new[: request.max_new_tokens]]
+
+    case = Case(prompts=(tuple(range(2, 19)),), max_new_tokens=3, num_draft_tokens=1, family="convolution")
+    e = judge(run(decode, case)).explanation
+    assert e is not None
+    assert e.fingerprint == "cache/stale-entry"
+    assert "was the last to read" not in render(e)
 
 
 @pytest.mark.rest

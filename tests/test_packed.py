@@ -164,6 +164,24 @@ def test_what_a_stale_table_shows_is_not_given_to_the_row_whose_entries_they_are
     assert not {name for name in named if name.startswith(("cache", "mask"))} - {"cache/misaligned"}
 
 
+class FreedTwice(Pooled):
+    """The slot of the last row's newest token is free again while its table has it: the next call gives it away."""
+
+    def after(self, going: Sequence[int], lengths: Sequence[int]) -> None:
+        super().after(going, lengths)
+        self.free = self.tables[going[-1]][-1:] + self.free if len(going) > 1 else self.free
+
+
+def test_entries_that_another_row_has_written_over_have_not_moved() -> None:
+    found = [
+        judge(run(packed(FreedTwice), case)).explanation
+        for case in Source(1, ("rotary", "learned"), ("left",), ("empty",)).chunk(0, 12)
+    ]
+    named = Counter(one.fingerprint for one in found if one)
+    assert named["cache/wrong-row"] > 2, named
+    assert CACHE not in named
+
+
 class NeighbourSeen(ForkedPacked):
     def shown(self, query: torch.Tensor, entry: torch.Tensor) -> torch.Tensor:
         return (query == entry) | (query == entry + 1)

@@ -88,6 +88,16 @@ def test_the_first_failing_case_of_each_kind_is_told_at_once(clock: list[float],
     ]
 
 
+def test_a_request_that_fails_after_another_is_not_called_a_fault_of_state_at_once(
+    clock: list[float], capsys: Printed
+) -> None:
+    with progress() as listen:
+        listen(Started("mine", "transparent", 30))
+        listen(ViolationSeen("mine", an_outcome("state/stale-weights"), 1))
+    case = an_outcome().case.id
+    assert said(capsys)[-1] == f"mine: a request after an earlier one fails, not looked into yet: case {case}"
+
+
 @pytest.mark.parametrize(
     ("event", "words"),
     [

@@ -156,6 +156,16 @@ class last_eos(by_model.function):
         self.before = request.eos_token_ids
         return [row[: next((i + 1 for i, token in enumerate(row) if token in before), len(row))] for row in rows]
 
+@eqcheck.decoder(name="state_kept", families=("recurrent", "convolution"))
+class state_kept(Server):
+    """The state behind a prompt is found by the prompt's tokens."""
+
+    def row(self, target, draft, request, prompt):
+        new, big = [], self.begun(target, 0, prompt)
+        while len(new) < request.max_new_tokens:
+            new += fed(target, (prompt + new)[-1:], big)
+        return new
+
 @eqcheck.decoder(name="same_weights", requires=("same-weights",))
 class same_weights(Server):
     """It cannot take new weights, and says so."""
@@ -207,6 +217,16 @@ def test_the_words_say_what_is_old(work: Path) -> None:
     words = " ".join(str(told.value).split())
     assert "Row 0 is what the target of the earlier request would emit: 6 of 6 tokens are those of" in words
     assert "attends to" not in words  # the new target was never called
+
+
+@pytest.mark.parametrize("family", ["recurrent", "convolution"])
+def test_layers_with_states_of_their_own_are_read_for_other_weights(work: Path, family: str) -> None:
+    earlier = replace(SEQUENCE, prompts=(tuple(range(10, 17)),), family=family)
+    with pytest.raises(Violation, match=STALE) as told:
+        assert_equivalent(registry.load("reweighted.py:state_kept"), replace(earlier, seed=1, before=(earlier,)))
+    words = " ".join(str(told.value).split())
+    lowest = "3 entries that were written under other weights (positions 3 to 5)"  # its layer sees four inputs
+    assert (lowest if family == "convolution" else "6 entries") in words
 
 
 @pytest.mark.parametrize("name", ["by_tokens", "by_blocks", "captured", "old_head"])

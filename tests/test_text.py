@@ -245,8 +245,12 @@ def test_a_shift_that_is_allowed_is_said() -> None:
     slots = [Slot(n, f"token {n}", 5, n + 3, n + 3, True, True, False, 1, n, "token") for n in range(2)]
     said = "(All position ids of the row are shifted by +3; this model family allows that.)"
     assert said in flat(render(given(query=query, slots=tuple(slots))))
-    slots[1] = replace(slots[1], position=4, expected_position=1)
-    assert "shifted" not in render(given(query=query, slots=tuple(slots)))
+    apart = [slots[0], replace(slots[1], position=4, expected_position=1)]
+    assert "shifted" not in render(given(query=query, slots=tuple(apart)))
+    wrong = Deviation("position", "query-position", 3, 1, 0, token_position=1, expected=4, observed=9)
+    found = replace(given(query=replace(query, position=9), slots=tuple(slots)), deviations=(wrong,))
+    assert said in flat(render(found))  # it must be 4, counted like the row's entries
+    assert "shifted" not in render(replace(found, deviations=(replace(wrong, expected=1, observed=4),)))
 
 
 def test_other_wrong_rows_are_named() -> None:
@@ -287,6 +291,10 @@ def test_slots_say_what_they_hold_and_what_is_wrong() -> None:
     ]
     alike = tuple(Slot(n, f"token {n}", 5 + n, n, n, True, True, False, 1, n, "token") for n in range(6))
     assert slot_lines(given(slots=alike)) == [["", "0..5", "positions 0..5", "5 .. 10", "0..5", "yes"]]
+    others = tuple(Slot(n, "", 5 + n % 5, n, None, False, False, False, 2, n, "other-token") for n in range(6))
+    assert slot_lines(given(slots=others)) == [["", "0..5", "row 2, positions 0..5", "5 .. 5", "0..5", "no"]]
+    apart = tuple(replace(slot, of_position=9 - n) for n, slot in enumerate(others))  # in no order: a line for each
+    assert [line[1] for line in slot_lines(given(slots=apart))] == [*range(6)]
 
 
 def test_masked_drafts_that_still_count_are_said_only_where_nothing_else_fits() -> None:

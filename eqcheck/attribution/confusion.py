@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from eqcheck.attribution.branches import said_of
-from eqcheck.attribution.history import LET_GO, left_out, let_go, overwritten
+from eqcheck.attribution.history import LET_GO, last_read, left_out, let_go, overwritten
 from eqcheck.attribution.record import Label, Record, Write, writes
 from eqcheck.attribution.view import Entry, QueryView
 from eqcheck.explanation.records import Deviation
@@ -89,9 +89,30 @@ def _read_elsewhere(view: QueryView, deviations: list[Deviation], due: set[int])
     places = (overwritten(view.labels, view.call, view.row, view.request, at) for at in absent if at is not None)
     if all(place is not None for place in places) if absent else _ordered(view):
         return deviations
+    if _gone(view, [at for at in absent if at is not None]):
+        return deviations
     origin = "not in the order, or not in the slots, from which the call reads them"
     numbers = {"expected": whole, "observed": len(shown & due)}
     return [view.deviation("cache", "misaligned", origin=origin, **numbers)]
+
+
+def _gone(view: QueryView, absent: list[int]) -> bool:
+    """Return whether every entry that a query sees stands in its place, but for later ones in place of ``absent`` ones.
+
+    No call reads the absent ones any more, as those do that read a table in another order, and some of the row's older
+    entries are there: it is the row's own table. So slots of it were given away, and what the query sees in them was
+    written in the call that read an absent one last, or since.
+    """
+    seen = dict(enumerate((entry for entry in view.entries if entry.visible), start=view.low))
+    kept = {at: one for at, one in seen.items() if at not in absent}
+    if not all(view.is_own(one) and one.label.position == at for at, one in kept.items()):
+        return False
+    if all(one.write[0] == view.call.number for one in kept.values()):
+        return False
+    read = {at: last_read(view.labels, view.request, at, max(view.labels.calls) + 1) for at in absent}
+    last = {at: found[0] for at, found in read.items() if found is not None}
+    lives = any(number >= view.call.number for number in last.values())
+    return bool(last) and not lives and all(seen[at].write[0] >= number for at, number in last.items() if at in seen)
 
 
 def _complete(places: Iterable[tuple[int, int]]) -> bool:

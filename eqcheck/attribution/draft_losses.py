@@ -251,9 +251,10 @@ class _Chains:
         fed = int(last.call.tokens[last.call_row, last.column])
         if fed == self.run.case.pad_token_id and not self.rounds.proposed(own.row, last.last - 1, last.call.number):
             return "policy"  # a pad that happened to be right, which the decoder does not take for a draft token
-        if not turn.drafted and not own.columns and turn.done:
-            return "lost-bonus?"
-        return "asked-again" if last.columns and not self.refusals.fills_up(last) else "lost-bonus"
+        rejected = bool(last.columns) and not self.refusals.fills_up(last)
+        if not turn.drafted and not own.columns and turn.done:  # or what a state took in of a rejected draft is undone
+            return "policy" if rejected else "lost-bonus?"
+        return "asked-again" if rejected else "lost-bonus"
 
 
 def _all_take_part(rounds: list[list[_Turn]]) -> bool:

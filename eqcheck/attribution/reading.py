@@ -271,6 +271,9 @@ class Reader:
         said = [said_of_query(root, write, self.labels)]
         if context.blamed is context:
             missing = [lost for lost in context.deviations if lost.kind == "missing-entry" and lost not in alike]
+            if context.lower is not None:  # what the lower layer alone lacks is not in the slots that are shown
+                absent = {slot.of_position for slot in context.slots if slot.index is None}
+                missing = [lost for lost in missing if lost.token_position in absent]
             said += [of_mask(root, write, self.labels), told(self.labels, write, root, [*alike, *missing])]
         elif root in context.deviations:
             said.append(state("convolution-alone" if self.family.stateful else "window-alone"))

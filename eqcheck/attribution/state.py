@@ -15,7 +15,7 @@ from eqcheck.contract.decoders import CACHE_STATES
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.text import eos_words
-from eqcheck.hashlm.hashing import MODEL, OTHER_WEIGHTS, POSITION
+from eqcheck.hashlm.hashing import LAYERS, MODEL, OTHER_WEIGHTS, POSITION
 from eqcheck.hashlm.trace import TARGET
 from eqcheck.result.outcome import HANG, Outcome
 from eqcheck.truth.continuation import continue_row
@@ -79,8 +79,10 @@ def with_stale_entries(done: Run, wrong: Explanation) -> Explanation:
     Only entries of the transparent target say under which weights they were written.
     """
     for call in done.trace.made(TARGET):
-        for layer, fields in enumerate(call.kv):
-            seen = (call.of_layer(layer)[0].visible.any(axis=1)) & (fields[0, :, 0, :, MODEL] == OTHER_WEIGHTS)
+        for layer in range(LAYERS):
+            one = call.of_layer(layer)[0]  # layers that do not see the same have slots of their own
+            fields = one.kv[min(layer, len(one.kv) - 1)]
+            seen = one.visible.any(axis=1) & (fields[0, :, 0, :, MODEL] == OTHER_WEIGHTS)
             if seen.any():
                 row = int(np.argwhere(seen)[0][0])
                 at = fields[0, row, 0, :, POSITION][seen[row]]

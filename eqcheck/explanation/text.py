@@ -531,15 +531,18 @@ def _picture(e: Explanation, width: int, brief: bool) -> list[str]:
     return table(rows, headers, width, short, tablefmt="plain").splitlines()
 
 
+_TOKENS = ("token", "other-token")  # of the row itself, and of another one: neighbours hold positions in order
+
+
 def _likeness(number: int, slot: Slot, e: Explanation) -> object:
     """Return what correct neighbours share; None for a slot that gets a line of its own."""
     if _wrong(slot) or slot.index is None or _is_query(slot, e):
         return None
     if _is_draft(slot, e):
         return "draft of this call", slot.visible
-    if slot.kind != "token" or slot.of_position is None or slot.position is None:
+    if slot.kind not in _TOKENS or slot.of_position is None or slot.position is None:
         return slot.kind, slot.of_row, slot.visible
-    return slot.of_row, slot.of_position - number, slot.position - number, slot.visible
+    return slot.kind, slot.of_row, slot.of_position - number, slot.position - number, slot.visible
 
 
 def _wrong(slot: Slot) -> bool:
@@ -552,11 +555,11 @@ def _folded(slots: Sequence[Slot], e: Explanation) -> list[object]:
     first, last = slots[0], slots[-1]
     token, position = _line(first, e)[3:5]
     if first.kind not in ("blank", "masked-pad"):
-        token = f"{first.token} .. {last.token}" if first.token != last.token else first.token
+        token = first.token if len({slot.token for slot in slots}) == 1 else f"{first.token} .. {last.token}"
         position = "-" if first.position is None else f"{first.position}..{last.position}"
     if first.kind == "pad" and first.position == last.position:
         position = first.position
-    several = first.kind == "token" and not _is_draft(first, e)
+    several = first.kind in _TOKENS and not _is_draft(first, e)
     holds = held(first.kind, first.of_row, first.of_position, last.of_position) if several else _holds(first, e)
     return ["", f"{first.index}..{last.index}", holds, token, position, _attended(first)]
 
@@ -607,6 +610,17 @@ def _attended(slot: Slot) -> str:
     return "yes, must be no" if slot.visible else "no, must be yes"
 
 
+def _within(e: Explanation, offset: int) -> bool:
+    """Return whether an offset of a row's entries is also that from which a wrong position id of the query is told.
+
+    Entries and a later query may count from different places: then the shift is the fault, and no family allows it.
+    """
+    first = e.deviations[0] if e.deviations else None
+    if first is None or e.query is None or first.kind != "query-position":
+        return True
+    return first.expected == e.query.logical_position + offset
+
+
 def shifted(e: Explanation) -> str:
     """Say by how much all position ids of the row are shifted, where its model family allows that; else empty."""
     offsets = {
@@ -614,6 +628,6 @@ def shifted(e: Explanation) -> str:
         for slot in e.slots
         if slot.expected_position is not None and slot.of_position is not None and slot.kind == "token"
     }
-    if len(offsets) == 1 and (offset := offsets.pop()):
+    if len(offsets) == 1 and (offset := offsets.pop()) and _within(e, offset):
         return f"(All position ids of the row are shifted by {offset:+d}; this model family allows that.)"
     return ""

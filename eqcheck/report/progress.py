@@ -223,6 +223,8 @@ class _State:
             case ViolationSeen(outcome=outcome):
                 listed = " (known)" if outcome.symptom in self.known.get(event.decoder, ()) else ""
                 what = f"a case fails with {outcome.symptom}{listed}, not confirmed yet"
+                if outcome.explanation is not None and outcome.explanation.component == "state":
+                    what = f"a request after an earlier one fails{listed}, not looked into yet"
                 return [printable(f"{event.decoder}: {what}: case {outcome.case.id}")]
         return []
 
