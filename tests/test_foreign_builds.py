@@ -11,6 +11,7 @@ import pytest
 import torch
 from drafting import twice
 
+from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS, known_good
@@ -151,3 +152,29 @@ def test_a_hang_is_confirmed_within_the_whole_limit() -> None:
     always: Any = SlowOnce(hangs=True)
     assert confirms(hung, always, None, slowest=0.1, seconds=10.0) is hung
     assert always.limits[0] is None
+
+
+def keeps_its_first_drafts(target: Any, draft: Any, request: Request) -> list[list[int]]:
+    """A row at a time, without a cache; the first draft token of a row is kept, whatever the target says."""
+    rows = []
+    for prompt in request.prompts:
+        row, end = list(prompt), len(prompt) + request.max_new_tokens
+        while len(row) < end:
+            drafts = [int(draft(input_ids=torch.tensor([row]), use_cache=False).logits[0, -1].argmax())]
+            answers = target(input_ids=torch.tensor([row + drafts]), use_cache=False).logits[0].argmax(-1).tolist()
+            kept = len(row) == len(prompt) or drafts[0] == answers[-2]
+            row += [drafts[0], answers[-1]] if kept else [answers[-2]]
+        rows.append(row[len(prompt) : end])
+    return rows
+
+
+@pytest.mark.parametrize("prompts", [((62,), (62,)), ((5, 62), (62,), (5, 62))])
+def test_rows_with_the_same_prompt_were_all_asked_for(prompts: tuple[tuple[int, ...], ...]) -> None:
+    done = run(keeps_its_first_drafts, Case(prompts=prompts, max_new_tokens=4, num_draft_tokens=1, accepts=((0, 1),)))
+    found = Reader(done).of_each_row()
+    assert len(found) == len(prompts)
+    for one in found:
+        assert one.fingerprint == "bookkeeping/over-accept"
+        assert "attended to exactly the right tokens" in one.basis
+        assert "rejected" in one.detail
+        assert "never" not in one.detail

@@ -19,6 +19,8 @@ from eqcheck.contract.errors import Unsupported
 from eqcheck.contract.requirements import unmet
 from eqcheck.contract.sizes import SIZES, Bounds
 from eqcheck.decoding.harness import run, truth_of
+from eqcheck.drafting.draft import ScriptedDraft
+from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.lanes.transparent.coverage import exercised
 from eqcheck.lanes.transparent.made import lengths
 from eqcheck.lanes.transparent.search import CHUNK, Source
@@ -295,6 +297,9 @@ def test_a_store_is_filled_with_the_drafts_of_the_case() -> None:
 def test_only_drafts_of_a_case_are_told() -> None:
     with pytest.raises(Unsupported, match="expected the draft that eqcheck hands over, got object"):
         drafts_of(object())
+    unscripted = ScriptedDraft.of(HashLM(HashConfig(seed=1)))
+    with pytest.raises(Unsupported, match="the drafts of sampled rows are not known beforehand"):
+        drafts_of(unscripted)
 
 
 def every(cases: list[Case]) -> Iterator[tuple[int, ...]]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from eqcheck.abduction import _of_most_rows
 from eqcheck.case.engine import EngineRow
+from eqcheck.case.sampling import SampledCase
 from eqcheck.checkpoints.judge import truth
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.report.build import _axes
@@ -17,6 +18,12 @@ def test_no_bar_says_that_a_value_is_spared_which_the_smallest_case_has() -> Non
     assert _axes(finding) == drawn | {"rows": {"2": (3, 5), "3+": (4, 6)}}
     finding.minimised = False
     assert _axes(finding) == drawn
+
+
+def test_a_sampled_case_has_no_bars() -> None:
+    case = SampledCase(((5, 7),), (RowOptions(3, temperature=1.0),))
+    finding: Any = SimpleNamespace(case=case, minimised=True, axes={})
+    assert _axes(finding) == {}
 
 
 def test_two_tokens_of_one_score_are_seen() -> None:

@@ -332,3 +332,12 @@ def test_what_was_not_looked_at_is_not_said_to_be_right() -> None:
     text = judge(run(ends_early, Case(prompts=((5, 7),), max_new_tokens=3))).explain()
     assert "2 of 3 tokens were returned, all of them correct." in text
     assert "attended to exactly the right tokens" not in text
+
+
+def test_one_slot_alone_is_that_of_the_query() -> None:
+    before = Slot(4, "position 2", 4, 4, None, True, False, False, 1, 2, "token")
+    own = Slot(1, "position 2", 4, 5, 5, True, True, False, 1, 2, "token")
+    query = Query(call=5, call_row=0, column=0, token=4, logical_position=2, position=5, predicted=9)
+    for slots in ((before, own), (own, before)):
+        e = given(query=query, slots=slots)
+        assert [line[1] for line in slot_lines(e) if line[2] == "position 2 (query)"] == [1]

@@ -359,6 +359,21 @@ def test_code_that_stops_early_is_judged_as_far_as_it_went() -> None:
         assert watched(model_of("llama", dtype), decode, told=False).verdict
 
 
+def test_nothing_is_said_of_tokens_for_which_no_call_was_seen() -> None:
+    def decode(model: Any, prompts: Rows) -> Rows:
+        generate(model, prompts, limit=2)
+        return [[7] * LIMIT for _ in prompts]  # whatever it is, no call shows it
+
+    silent = watched(model_of("llama", torch.float64), decode, told=False)
+    seen = sum(len(row.observed) for row in silent.verdict.rows)
+    assert silent.verdict.unseen == len(PROMPTS) * LIMIT - seen > 0
+    assert f"every token that calls show ({seen} new tokens) is what the target" in silent.explain()
+    assert "set `outputs` to judge all" in silent.explain()
+    assert not watched(model_of("llama", torch.float64), decode).verdict
+    whole = watched(model_of("llama", torch.float64), generate, told=False)
+    assert (whole.verdict.unseen, "calls show" in whole.explain()) == (0, False)
+
+
 @pytest.mark.parametrize("told", [True, False])
 def test_what_was_decoded_before_the_watch_is_not_accused(told: bool) -> None:
     model = model_of("llama", torch.float64, deaf=True)

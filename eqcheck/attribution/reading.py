@@ -18,7 +18,7 @@ from eqcheck.attribution.feeding import fed_instead
 from eqcheck.attribution.history import told
 from eqcheck.attribution.labels import labels_of
 from eqcheck.attribution.patterns import of_mask
-from eqcheck.attribution.record import Record, Write
+from eqcheck.attribution.record import Label, Record, Write
 from eqcheck.attribution.sources import Sources
 from eqcheck.attribution.turns import Turns
 from eqcheck.attribution.walk import Walk, order_of
@@ -110,7 +110,7 @@ class Reader:
         if asked.ends:
             return asked
         row, observed, position = asked.row, asked.observed, asked.position
-        queries = self.labels.queries(row, position)
+        queries = self.labels.queries(row, position) or self._of_twins(row, position)
         commit = sources.committed_by(row, position, observed)
         right = tuple(write for write, label in queries if label.exact and write[0] <= commit)
         wrong = tuple(write for write, label in queries if not label.exact)
@@ -130,6 +130,15 @@ class Reader:
             drafted=drafted,
             repeated=repeated,
         )
+
+    def _of_twins(self, row: int, position: int) -> list[tuple[Write, Label]]:
+        """Right queries of rows with the same tokens up to there, where no query is taken for this row's.
+
+        Each row may have been decoded in calls of its own. What they fed is the same, so a call is taken for the first
+        such row, though it may have been this one's.
+        """
+        alike = self.sources.sharing(row, position)
+        return [query for other in alike for query in self.labels.queries(other, position) if query[1].exact]
 
     # The hypotheses: each says what is wrong if it holds, and None if it does not.
 

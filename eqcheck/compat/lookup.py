@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from eqcheck.contract.errors import Unsupported
+from eqcheck.drafting.draft import ScriptedDraft
 
 
 def drafts_of(draft: Any) -> list[list[int]]:
@@ -26,6 +27,8 @@ def drafts_of(draft: Any) -> list[list[int]]:
         [True, False, False]
     """
     made = getattr(draft, "continuations", None)
+    if made is None and isinstance(draft, ScriptedDraft):
+        raise Unsupported("the drafts of sampled rows are not known beforehand")
     if made is None:
         raise Unsupported(f"expected the draft that eqcheck hands over, got {type(draft).__name__}")
     rows: list[list[int]] = made()

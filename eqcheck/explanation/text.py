@@ -90,19 +90,24 @@ def cause_words(e: Explanation) -> str:
     return f"in the draft, {kind.meaning}" if kind else DRAFT_CAUSES.get(e.subject, KINDS[e.kind].meaning)
 
 
-def agreement(status: str, rows: int, ties: int) -> str:
-    """Return the text of a verdict in which nothing is wrong.
+def agreement(status: str, rows: int, ties: int, seen: int | None = None) -> str:
+    """Return the text of a verdict in which nothing is wrong; ``seen``: so many tokens are judged, and more may follow.
 
     >>> agreement("equivalent", 3, 0)
     'equivalent: 3 rows, every token is what the target returns alone'
     >>> agreement("tie", 3, 2)
     "tie: 3 rows, 2 tokens differ from the target's own choice by no more than rounding; all others are that choice"
+    >>> print(agreement("equivalent", 3, 0, seen=2).replace("; ", ";\\n"))
+    equivalent: 3 rows, every token that calls show (2 new tokens) is what the target returns alone;
+    set `outputs` to judge all that your code returned
     """
+    shown = "" if seen is None else f" that calls show ({many(seen, 'new token')})"
+    more = "" if seen is None else "; set `outputs` to judge all that your code returned"
     if status != "tie":
-        return f"{status}: {many(rows, 'row')}, every token is what the target returns alone"
+        return f"{status}: {many(rows, 'row')}, every token{shown} is what the target returns alone{more}"
     few = f"{many(ties, 'token')} differ{'s' * (ties == 1)}"
-    rest = "by no more than rounding; all others are that choice"
-    return f"tie: {many(rows, 'row')}, {few} from the target's own choice {rest}"
+    rest = f"by no more than rounding; all others{shown} are that choice"
+    return f"tie: {many(rows, 'row')}, {few} from the target's own choice {rest}{more}"
 
 
 def undecided(e: Explanation) -> str:
@@ -582,6 +587,17 @@ def _holds(slot: Slot, e: Explanation) -> str:
 
 
 def _is_query(slot: Slot, e: Explanation) -> bool:
+    """Return whether a slot is the one to which the query at fault writes its token.
+
+    An earlier call may have written the same token elsewhere. A query's own slot has its position id; of several such
+    slots it is the last.
+    """
+    own = [one for one in e.slots if _feeds(one, e)]
+    placed = [one for one in own if e.query is not None and one.position == e.query.position]
+    return slot in (placed or own)[-1:]
+
+
+def _feeds(slot: Slot, e: Explanation) -> bool:
     """Return whether a slot holds the token that the query at fault feeds."""
     q, row = e.query, e.deviations[0].row if e.deviations else e.row
     return bool(

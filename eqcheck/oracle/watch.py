@@ -127,13 +127,21 @@ class Watch:
             return Verdict("violation", run.verdicts, harmless)
         if undefined is not None:
             return Verdict("violation", run.verdicts, undefined)
-        verdict = self._oracle.noted(
-            Verdict("tie" if run.ties else "equivalent", run.verdicts, ties=len(run.ties)), self._case.prompts
-        )
+        status = "tie" if run.ties else "equivalent"
+        agreed = Verdict(status, run.verdicts, ties=len(run.ties), unseen=self._unseen(run))
+        verdict = self._oracle.noted(agreed, self._case.prompts)
         if self.outputs is None or not run.ties:
             return verdict
         case = self._case
         return self._oracle.by_length(verdict, case.prompts, self.outputs, case.max_new_tokens, case.eos_token_ids)
+
+    def _unseen(self, run: Run) -> int:
+        """How many tokens may follow those that calls asked for; without outputs nothing is known of them."""
+        if self.outputs is not None:
+            return 0
+        rows = (row.observed for row in run.verdicts)
+        going = [row for row in rows if not row or row[-1] not in self._case.eos_token_ids]
+        return sum(self._case.max_new_tokens - len(row) for row in going)
 
     def explain(self) -> str:
         """Return the explanation as text."""

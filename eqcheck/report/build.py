@@ -219,7 +219,7 @@ def _violation(audit: Audit, findings: list[Finding], folder: Path) -> ReportedV
 
 def _axes(finding: Finding) -> dict[str, dict[str, tuple[int, int]]]:
     """Failing cases and all, by axis and value; without values of no failing drawn case that the smallest one has."""
-    own = finding.case.axes if finding.minimised else {}
+    own = finding.case.axes if finding.minimised and finding.axes else {}
     return {
         axis: {value: (failed, of) for value, (failed, of) in values.items() if failed or own.get(axis) != value}
         for axis, values in finding.axes.items()

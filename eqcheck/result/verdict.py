@@ -66,7 +66,8 @@ class Verdict:
     ``status`` is one of `VERDICTS`, or ``skipped`` if the decoder declined; ``declined`` is then the reason. ``tie``
     (truthy) means that rows differ only where the target's logits tie within rounding, in so many ``ties``. ``rows``
     hold expected and observed tokens; ``explanation`` is the cause as data. ``note`` says where the target itself has
-    several answers for a row alone. ``str()`` gives the explanation as text.
+    several answers for a row alone. ``unseen`` is how many tokens may follow of which a watch without outputs saw no
+    call. ``str()`` gives the explanation as text.
 
     >>> verdict = Verdict("violation", (RowVerdict(0, expected=(4, 5), observed=(4,)), RowVerdict(1, (6,), (6,))))
     >>> bool(verdict), verdict.exact_match, verdict.prefix_match
@@ -79,6 +80,7 @@ class Verdict:
     declined: str = ""
     ties: int = 0
     note: Statement | None = None
+    unseen: int = 0
 
     def __bool__(self) -> bool:
         return self.status in ("equivalent", "tie")
@@ -116,7 +118,8 @@ class Verdict:
         if self.declined:
             return f"declined: {self.declined}"
         if self.explanation is None:
-            return agreement(self.status, len(self.rows), self.ties)
+            seen = sum(len(row.observed) for row in self.rows)
+            return agreement(self.status, len(self.rows), self.ties, seen if self.unseen else None)
         return render(self.explanation, status=self.status)
 
 
