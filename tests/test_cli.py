@@ -109,7 +109,7 @@ def test_report_has_what_the_contract_says(work: Path) -> None:
     assert 0 == data["equivalence"]["exact_match"] < data["equivalence"]["prefix_match"] < 1
     assert all(isinstance(count, int) and 0 < count <= 8 for count in data["coverage"].values())
     assert isinstance(data["elapsed_s"], float)
-    assert any("VACUOUS" in warning for warning in data["warnings"])
+    assert not any("VACUOUS" in warning for warning in data["warnings"]), "noise where all cases fail"
     (violation,) = data["violations"]
     assert (violation["fingerprint"], violation["count"]) == (SHORT, 8)
     assert (violation["component"], violation["kind"]) == tuple(SHORT.split("/"))
@@ -120,7 +120,6 @@ def test_report_has_what_the_contract_says(work: Path) -> None:
     for part in (
         violation["explanation"].partition("\n")[2],
         violation["reproduce"],
-        "VACUOUS",
         "Not shown by a clean audit",
     ):
         assert part in markdown

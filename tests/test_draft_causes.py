@@ -225,7 +225,7 @@ def test_the_first_wrong_draft_call_is_shown() -> None:
     assert (e.fingerprint, e.query and e.query.logical_position) == (f"draft/desync:{LACKS}", 2)
     text = render(e)
     assert "Draft call 3 (round 2) feeds token 104." in text
-    assert "Position 1 of the row is not in the row's cache (never fed to the draft)." in text
+    assert "Position 1 of the row is not among what the call reads (never fed to the draft)." in text
     assert "the output is correct" in text
     assert "target call" not in text.lower()
     assert explained(run(of_engine(TokenByToken), LOSES)) is None

@@ -87,7 +87,7 @@ def test_called(decoder):
 def test_without_decoder():
     pass
 """
-LAWS, SAMPLED = 10, 4  # the latter for decoders that sample
+LAWS, SAMPLED = 11, 4  # the latter for decoders that sample
 
 
 @pytest.fixture(autouse=True)

@@ -161,7 +161,7 @@ class Warmed:
 
     def __call__(self, target, draft, request):
         self.buffer += [0] * (max(map(len, request.prompts)) - len(self.buffer))
-        key = repr((target.config.family, request))
+        key = repr((target.config.family, target.config.seed, request))
         if key not in self.answers:
             self.answers[key] = rows_of(target, request)
         return self.answers[key]

@@ -65,7 +65,10 @@ def _let_go(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
         return deviations
     if not left_out(record, request, since, view.call.number):
         return deviations
-    return [replace(deviation, source=LET_GO) if deviation.kind == "missing-entry" else deviation for deviation in deviations]
+    return [
+        replace(deviation, source=LET_GO) if deviation.kind == "missing-entry" else deviation
+        for deviation in deviations
+    ]
 
 
 def _read_elsewhere(view: QueryView, deviations: list[Deviation], due: set[int]) -> list[Deviation]:

@@ -3,7 +3,7 @@
 A round of the target refused a draft token that a right draft would not have proposed. The walk begins at the draft's
 query that had to predict the token in its place, and ends at the first deviation that led to it, of the kinds that the
 target's queries have. Two more things go wrong with a draft: it is fed another token than the row's, or the target is
-fed another token than it proposed. What none of these explains has no cause here; the losses are counted all the same.
+fed another token than it proposed. Losses that none of these explains have no cause here, and are counted all the same.
 """
 
 from __future__ import annotations
@@ -349,7 +349,11 @@ class DraftReader:
         if absent != set(range(len(absent))) or not seen:
             return 0
         context = self.walk.context((query.call, query.call_row, query.column))
-        others = [deviation for deviation in context.deviations if deviation not in deviations and deviation.kind != "poisoned-entry"]
+        others = [
+            deviation
+            for deviation in context.deviations
+            if deviation not in deviations and deviation.kind != "poisoned-entry"
+        ]
         farthest = max((label.position for label in self.labels.of.values() if label.exact), default=0)
         return 0 if others or farthest >= seen else seen
 

@@ -63,7 +63,7 @@ class Reader:
         return replace(best, wrong_rows=tuple(verdict.row for verdict in wrong))
 
     def of_each_row(self) -> list[Explanation]:
-        """What is wrong with each wrong row, by itself."""
+        """Return the explanation of each wrong row, by itself."""
         return [self._diagnose(verdict)[1] for verdict in self.run.verdicts if verdict.first is not None]
 
     def unseen(self) -> Explanation | None:
@@ -134,7 +134,7 @@ class Reader:
     def _of_twins(self, row: int, position: int) -> list[tuple[Write, Label]]:
         """Right queries of rows with the same tokens up to there, where no query is taken for this row's.
 
-        Each row may have been decoded in calls of its own. What they fed is the same, so a call is taken for the first
+        Each row may have been decoded in calls of its own, which fed the same tokens, so a call is taken for the first
         such row, though it may have been this one's.
         """
         alike = self.sources.sharing(row, position)

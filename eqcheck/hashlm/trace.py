@@ -148,7 +148,7 @@ class Trace:
     watcher: Watcher | None = None
     drafts_told: bool = False  # the decoder asked for the drafts of the case, and may look them up
     rounded: float = 0.0  # how far entries of a real cache that rounds are from what was written, in parts of them
-    # By call, row and column: other tokens of a real model whose scores are the highest, but for the dtype's last bits.
+    # Other tokens of a real model whose scores are the highest but for the dtype's last bits, by call, row and column.
     level: dict[tuple[int, int, int], frozenset[int]] = field(default_factory=dict)
     undefined: set[tuple[int, int, int]] = field(default_factory=set)  # queries of a real model whose scores are NaN
 

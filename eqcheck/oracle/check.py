@@ -27,7 +27,7 @@ from eqcheck.explanation.statements import state
 from eqcheck.oracle.tokens import Checked
 from eqcheck.real.built import recognised
 from eqcheck.result.verdict import RowVerdict, Verdict, as_int, check_row, check_rows
-from eqcheck.truth.alone import Alone
+from eqcheck.truth.generation import Alone
 from eqcheck.truth.rounded import Measured, RowGaps, calmly, coarse, within
 
 if TYPE_CHECKING:

@@ -136,7 +136,7 @@ class Watch:
         return self._oracle.by_length(verdict, case.prompts, self.outputs, case.max_new_tokens, case.eos_token_ids)
 
     def _unseen(self, run: Run) -> int:
-        """How many tokens may follow those that calls asked for; without outputs nothing is known of them."""
+        """Return how many tokens may follow those that calls asked for; without outputs nothing is known of them."""
         if self.outputs is not None:
             return 0
         rows = (row.observed for row in run.verdicts)
@@ -242,8 +242,8 @@ def _undefined(run: Run) -> Explanation | None:
 def _certain(explanation: Explanation, trace: Trace) -> bool:
     """Return whether a context is certainly wrong: a call wrote all that the query sees, and the call holds its row.
 
-    What was decoded before the watch, or elsewhere, has entries that no call wrote. A call that has nothing to do with
-    the rows, to warm up, may feed a token that one of them has.
+    Tokens that were decoded before the watch, or elsewhere, have entries that no call wrote. A call that has nothing to
+    do with the rows, to warm up, may feed a token that one of them has.
     """
     query = explanation.query
     if query is None or explanation.component not in _OF_CONTEXTS or explanation.kind == "torn-entry":

@@ -24,16 +24,16 @@ def ropes_of(config: Any) -> tuple[Rope, ...]:
     ((Rope(kind='dynamic', original=12),), ())
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    found = list[Rope]()
+    ropes = list[Rope]()
     for name in ("rope_parameters", "rope_scaling"):  # the latter is the name before transformers 5
         given = getattr(text, name, None)
         given = given if isinstance(given, dict) else {}
-        for one in (given, *(part for part in given.values() if isinstance(part, dict))):
-            kind = str(one.get("rope_type") or one.get("type") or "")
+        for rope in (given, *(part for part in given.values() if isinstance(part, dict))):
+            kind = str(rope.get("rope_type") or rope.get("type") or "")
             kind = GROWS if GROWS in kind else SWITCHES if kind == "su" else kind
             if kind in (GROWS, SWITCHES):
                 key = "original_max_position_embeddings"
-                lengths = [one.get(key), getattr(text, key, None), getattr(text, "max_position_embeddings", None)]
+                lengths = [rope.get(key), getattr(text, key, None), getattr(text, "max_position_embeddings", None)]
                 known = [int(length) for length in lengths if isinstance(length, int | float)]
-                found.append(Rope(kind, min(known, default=0)))
-    return tuple(dict.fromkeys(found))
+                ropes.append(Rope(kind, min(known, default=0)))
+    return tuple(dict.fromkeys(ropes))

@@ -44,11 +44,14 @@ def checks(report: Report, allow_declared: bool) -> list[Check]:
     """
     causes = [_of_violation(violation, allow_declared) for violation in report.violations]
     doubtful = [
-        Check(f"inconclusive: {finding.fingerprint}", "inconclusive", unrepeated(finding.kind == "hang"), _text(finding))
+        Check(
+            f"inconclusive: {finding.fingerprint}", "inconclusive", unrepeated(finding.kind == "hang"), _text(finding)
+        )
         for finding in report.inconclusive
     ]
     broken = [
-        Check(f"internal error: {finding.error}", "inconclusive", finding.headline, finding.text) for finding in report.internal_errors
+        Check(f"internal error: {finding.error}", "inconclusive", finding.headline, finding.text)
+        for finding in report.internal_errors
     ]
     return [_verdict(report, causes), *causes, *doubtful, *broken]
 

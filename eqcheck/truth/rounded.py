@@ -31,8 +31,8 @@ from eqcheck.contract.cache_names import cache_argument, cache_of
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import power_of_ten, state
 from eqcheck.result.verdict import RowVerdict, Verdict
-from eqcheck.truth.alone import GENERATED, WITH, WITHOUT, Alone, Way, chosen
 from eqcheck.truth.evidence import BROKEN, CROSSES, ROOM, Exceedances, step
+from eqcheck.truth.generation import GENERATED, WITH, WITHOUT, Alone, Way, chosen
 
 LIKELY = 20  # tokens of a place whose scores are compared between two ways to compute them
 PIECES: tuple[int, ...] = (1, 4)  # tokens of a call with a cache, in turn: a decode, and one that verifies drafts
@@ -123,7 +123,7 @@ class RowGaps:
         self._seen: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
         self._highest = 0.0
         self._noise: dict[tuple[tuple[int, ...], tuple[int, ...]], list[torch.Tensor]] = {}
-        # Those that hold, of which the first is used. A recurrent state takes one token at a time: with several at once
+        # Sizes that hold, of which the first is used. A recurrent state takes one token at a time: with several at once
         # many models begin anew, which changes scores by less than `BROKEN` where they are flat.
         self._pieces = [(1,)] if getattr(target, "_is_stateful", False) else [PIECES, (1,)]
 
@@ -184,8 +184,8 @@ class RowGaps:
         assert told is not None  # without a cache the target always answers
         for at in told.amax(-1).isnan().nonzero()[:1, 0].tolist():  # which would count as no gap at all
             chosen(None, len(prompt) - 1 + at)
-        found: tuple[torch.Tensor, Way | None] = _logs(told), WITHOUT if whole is None else None
-        plain, gaps = found[0], _gaps(found[0], torch.tensor(row))
+        nearest: tuple[torch.Tensor, Way | None] = _logs(told), WITHOUT if whole is None else None
+        plain, gaps = nearest[0], _gaps(nearest[0], torch.tensor(row))
         least = max(gaps)
         tried = (GENERATED, WITH, *self._alone.remembered(prompt)) if least > self.threshold or whole is None else ()
         for way in tried:
@@ -201,10 +201,10 @@ class RowGaps:
             apart = next((at for at, change in enumerate(changes) if change > BROKEN), None)
             nearer = (gap := max(_gaps(laws, torch.tensor(row)))) < least / 2
             if nearer:
-                found, least = (laws, way), gap
+                nearest, least = (laws, way), gap
             if apart is not None and (nearer or (whole is None and way == WITH)):
                 self._alone.part(prompt, way, apart)
-        return found
+        return nearest
 
     def _unexplained(self, prompt: _Ids, row: tuple[int, ...], laws: torch.Tensor) -> list[float]:
         """The gaps of a row, 0 where one would count and rounding explains it."""
@@ -212,9 +212,7 @@ class RowGaps:
             return []
         gaps, threshold = _gaps(laws, torch.tensor(row)), self.threshold
         for changes in self._changes(prompt, row) if max(gaps) > threshold else ():
-            gaps = [
-                0.0 if threshold < gap <= ROOM * change else gap for gap, change in zip(gaps, changes, strict=True)
-            ]
+            gaps = [0.0 if threshold < gap <= ROOM * change else gap for gap, change in zip(gaps, changes, strict=True)]
             if max(gaps) <= threshold:
                 break
         return gaps
@@ -264,17 +262,17 @@ class RowGaps:
         self, prompts: Sequence[_Ids], rows: Sequence[tuple[int, ...]], ways: Sequence[tuple[torch.Tensor, Way | None]]
     ) -> list[list[torch.Tensor | None]]:
         """The laws of rows as the model computes them otherwise; where a length changes them, beside a copy alone."""
-        found: list[list[torch.Tensor | None]] = [[] for _ in rows]
+        controls: list[list[torch.Tensor | None]] = [[] for _ in rows]
         for at, (prompt, row, (its, way)) in enumerate(zip(prompts, rows, ways, strict=True)):
             if way is not None:
                 told = self._alone.laws(prompt, row, way, copies=2)
-                found[at].append(its if told is None else _logs(told))  # of an unknown law no noise is known
+                controls[at].append(its if told is None else _logs(told))  # of an unknown law no noise is known
         one = [at for at, (_, way) in enumerate(ways) if way is None]
         if one:
             batch = self._in_a_batch([prompts[at] for at in one], [rows[at] for at in one])
             for at, its in zip(one, batch, strict=True):
-                found[at] += [its, self._in_pieces(prompts[at], rows[at], ways[at][0])]
-        return found
+                controls[at] += [its, self._in_pieces(prompts[at], rows[at], ways[at][0])]
+        return controls
 
     def _in_a_batch(self, prompts: Sequence[_Ids], rows: Sequence[_Ids]) -> list[torch.Tensor]:
         """The laws of rows side by side, with other tokens behind the shorter ones: a causal model sees none of them.

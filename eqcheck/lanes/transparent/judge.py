@@ -78,7 +78,7 @@ def try_case(generate: Generate, case: Case, timeout: float | None, *, opinion: 
 
 
 def slow_of(generate: Generate, done: Run, timeout: float | None, fingerprint: str = "") -> Explanation | None:
-    """Why a run whose output is right lost draft tokens, where the case with other ids shows the same; else None.
+    """Explain a run that is right and lost draft tokens, if the case with other ids shows the same; else return None.
 
     The first cause is told, or the one with this ``fingerprint``.
     """

@@ -39,7 +39,7 @@ def lengths(most: int) -> Iterator[int]:
     """Lengths up to ``most`` without end, all that are seldom drawn in turn; of seven, two are at the end of a block.
 
     >>> [*islice(lengths(136), 7)]
-    [64, 7, 8, 128, 9, 10, 11]
+    [128, 7, 8, 1, 9, 10, 11]
     >>> {*range(7, 129)} <= {*islice(lengths(136), 140)}
     True
     """

@@ -1,4 +1,4 @@
-"""What a target generates for a row alone: without a cache or with one, and whether one call over the row tells it.
+"""Rows as a target generates them alone: without a cache or with one, and whether one call over a row tells it.
 
 After each token of a causal model one call tells what follows, whatever stands behind. So one call over prompt and
 output judges a whole row. Some models are not like that: a rope whose frequencies depend on the length rotates all
@@ -61,7 +61,7 @@ class Expected:
 
 
 class Alone:
-    """The answers of one target for rows alone. What it finds of a batch of rows is kept from `begin` to `note`."""
+    """The answers of one target for rows alone; its findings on a batch of rows are kept from `begin` to `note`."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -106,7 +106,7 @@ class Alone:
         with suppress(UsageError):  # a model that takes no single token has its say where it is asked for answers
             self.called([[token]])
 
-    # Whether one call tells the row.
+    # One call over prompt and row.
 
     def whole(self, prompt: _Ids, row: _Ids) -> torch.Tensor | None:
         """Return the scores ``[tokens, vocabulary]`` of one call over prompt and row; None where they tell no row.
@@ -135,16 +135,16 @@ class Alone:
             "no output can be judged; look for random numbers, or for a state that calls leave"
         )
 
-    def _same(self, one: torch.Tensor, other: torch.Tensor) -> bool:
-        counts = one.isfinite() & other.isfinite()
+    def _same(self, former: torch.Tensor, other: torch.Tensor) -> bool:
+        counts = former.isfinite() & other.isfinite()
         if not bool(counts.any()):
             return True
         if self._rounding is None:  # likely scores, in nats: below float32 rounding moves the others far
-            one, other = (scores.float().log_softmax(-1) for scores in (one, other))
-            likely = one.topk(2).indices
-            return float((one - other).gather(1, likely).abs().nan_to_num(nan=0.0).max()) <= BROKEN
-        one, other = one[counts].double(), other[counts].double()
-        return float((one - other).abs().max()) <= self._rounding * float(one.abs().max())
+            former, other = (scores.float().log_softmax(-1) for scores in (former, other))
+            likely = former.topk(2).indices
+            return float((former - other).gather(1, likely).abs().nan_to_num(nan=0.0).max()) <= BROKEN
+        former, other = former[counts].double(), other[counts].double()
+        return float((former - other).abs().max()) <= self._rounding * float(former.abs().max())
 
     # Rows.
 
@@ -170,26 +170,26 @@ class Alone:
         if steady and rounds:  # rounding parts ways, too, so nothing less than the whole row shows another one
             rows = (self.generated(prompt, limit, eos, way, along=kept, least=len(kept)) for way in (GENERATED, WITH))
             return Expected(next((row for row in rows if row is not None), plain))
-        found, ways = Expected(plain), (GENERATED, WITH, *self.remembered(prompt))
+        nearest, ways = Expected(plain), (GENERATED, WITH, *self.remembered(prompt))
         if not steady:
             cached = self.generated(prompt, limit, eos, WITH)
-            found = Expected(plain, WITH, None if cached in (None, plain) else common_start(plain, cached or ()))
+            nearest = Expected(plain, WITH, None if cached in (None, plain) else common_start(plain, cached or ()))
         for way in ways if first < limit and plain != tuple(observed) else ():
             row = self.generated(prompt, limit, eos, way, along=observed, least=first + 1)
             if row is not None and common_start(row, observed) > first:
-                found = Expected(row, way, common_start(plain, row))
+                nearest = Expected(row, way, common_start(plain, row))
                 first = common_start(row, observed)
-            if found.tokens == tuple(observed):
+            if nearest.tokens == tuple(observed):
                 break
-        if found.apart is not None:
-            self.part(prompt, found.way, found.apart)
-        if found.tokens != tuple(observed):  # before a row is accused: some hash at random, and only from a length on
-            text = [*prompt, *found.tokens]
+        if nearest.apart is not None:
+            self.part(prompt, nearest.way, nearest.apart)
+        if nearest.tokens != tuple(observed):  # before a row is accused: some hash at random, and only from a length on
+            text = [*prompt, *nearest.tokens]
             self.forget(prompt[0])
             before = self.scores(text)
             self.forget(prompt[0])
             self._repeated(before, self.scores(text))
-        return found
+        return nearest
 
     def remembered(self, prompt: _Ids) -> list[Way]:
         """Return the ways after longer rows: what a dynamic rope keeps where the rows came in order, once or again."""
@@ -273,13 +273,13 @@ class Alone:
             count = len(row)
             if self.generated(prompt, count, (), way) != self._by_calls(prompt, count, (), way, [], (), 0):
                 return None
-        text, found = self._text(prompt, way, copies), list[torch.Tensor]()
+        text, laws = self._text(prompt, way, copies), list[torch.Tensor]()
         for token in row:
             if (scores := text.scores()) is None:
                 return None
-            found.append(scores[0])
+            laws.append(scores[0])
             text.tokens.append(token)
-        return torch.stack(found) if found else None
+        return torch.stack(laws) if laws else None
 
     def _text(self, tokens: _Ids, way: Way, copies: int = 1) -> _Text:
         self._begin(tokens[0], way)
@@ -301,7 +301,7 @@ class Alone:
         except (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError):
             return None
 
-    # What is told.
+    # The differences that are told.
 
     def part(self, prompt: _Ids, way: Way, index: int) -> None:
         """Keep that the target answers a row otherwise in one way than in another, from a new token on."""
