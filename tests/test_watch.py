@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny import tiny
 from transformers import (
     DynamicCache,
     GPT2Config,
@@ -22,7 +23,6 @@ from transformers import (
 from eqcheck.contract.cache_names import cache_argument
 from eqcheck.oracle.check import Oracle
 from eqcheck.oracle.watch import Watch
-from tiny import tiny
 
 torch.set_num_threads(1)
 LIMIT, PAD = 6, 0
@@ -395,7 +395,7 @@ def test_a_model_whose_own_decode_is_read_as_wrong_is_not_accused(monkeypatch: p
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_row_that_became_nan_because_of_its_pads_is_no_tie(told: bool) -> None:
-    """In float64 the masked scores of this model are -inf, so a pad that attends to nothing is NaN, and all behind it."""
+    """In float64 masked scores of this model are -inf, so a pad that attends to nothing is NaN, and all behind it."""
     model = tiny("gemma2", num_hidden_layers=4, sliding_window=8)
     prompts, limit = [[5, 9, 2, 44], [3, 3, 8, 1, 60, 21]], 4
     ids = torch.tensor([[0, 0, *prompts[0]], prompts[1]])

@@ -212,9 +212,7 @@ class RowGaps:
             return []
         gaps, threshold = _gaps(laws, torch.tensor(row)), self.threshold
         for changes in self._changes(prompt, row) if max(gaps) > threshold else ():
-            gaps = [
-                0.0 if threshold < gap <= ROOM * change else gap for gap, change in zip(gaps, changes, strict=True)
-            ]
+            gaps = [0.0 if threshold < gap <= ROOM * change else gap for gap, change in zip(gaps, changes, strict=True)]
             if max(gaps) <= threshold:
                 break
         return gaps
