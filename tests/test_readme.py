@@ -57,7 +57,7 @@ def test_pytest_as_written(adapter: Path) -> None:
     assert "$ pytest --adapter=mine.py\n" in README
     done = _run(adapter, "pytest", "-p", "no:cacheprovider", "--adapter=mine.py", "--eqcheck-cases=5")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "10 passed" in done.stdout
+    assert "11 passed" in done.stdout
 
 
 @pytest.mark.parametrize("path", committed("reports/showcase/**/cases/*.json"), ids=lambda p: p.stem)

@@ -92,7 +92,7 @@ def test_rare_features_are_not_hit_later_than_at_random() -> None:
 
 @pytest.mark.rest
 def test_every_family_side_and_cache_state_is_drawn() -> None:
-    cases = searched(Source(0, FAMILIES, SIDES, tuple(CACHE_STATES)), 200)
+    cases = searched(Source(0, FAMILIES, SIDES, tuple(CACHE_STATES)), 800)
     assert {case.family for case in cases} == set(FAMILIES)
     assert {case.padding_side for case in cases} == set(SIDES)
     assert {case.cache_state for case in cases} == set(CACHE_STATES)

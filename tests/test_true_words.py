@@ -59,6 +59,7 @@ def test_masked_pads_behind_a_row_are_steps_and_no_wrong_position_ids() -> None:
     text = " ".join(render(found).split())
     assert "masked padding between the row's tokens, which a state of this kind takes as steps" in text
     assert "position id" not in text
+    assert "until call" not in text, "two masked pads are alike, and none has moved"
 
 
 def test_what_fills_up_a_prompt_is_no_draft() -> None:
@@ -89,7 +90,7 @@ def test_pads_that_are_not_masked_are_wrong_for_a_state_that_skips_masked_ones()
 
 
 def padded_batch(target: Any, request: Request, steps: bool) -> Rows:
-    """A batch with pads behind the shorter rows, and a masked pad in place of each row's second step if ``steps``."""
+    """A batch with pads behind the shorter rows, and with ``steps`` a masked pad before each token."""
     longest = max(map(len, request.prompts))
     ids = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in request.prompts])
     mask = torch.tensor([[1] * len(prompt) + [0] * (longest - len(prompt)) for prompt in request.prompts])

@@ -410,7 +410,7 @@ def test_a_model_whose_own_decode_is_read_as_wrong_is_not_accused(monkeypatch: p
 
 @pytest.mark.parametrize("told", [True, False])
 def test_a_row_that_became_nan_because_of_its_pads_is_no_tie(told: bool) -> None:
-    """In float64 the masked scores of this model are -inf, so a pad that attends to nothing is NaN."""
+    """In float64 masked scores of this model are -inf, so a pad that attends to nothing is NaN, and all behind it."""
     model = tiny("gemma2", num_hidden_layers=4, sliding_window=8)
     prompts, limit = [[5, 9, 2, 44], [3, 3, 8, 1, 60, 21]], 4
     ids = torch.tensor([[0, 0, *prompts[0]], prompts[1]])

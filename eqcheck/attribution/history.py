@@ -210,7 +210,12 @@ def _is_token(record: Record, write: Write) -> bool:
 
 
 def _of_entry(record: Record, entry: Write, call: Call, row: int, slot: int) -> Statement:
-    """The history of an entry that is in another slot than before, or that was masked where it is now attended."""
+    """The history of an entry that is in another slot than before, or that was masked where it is now attended.
+
+    Masked padding of a state, as all that no call wrote, is alike in every slot, so none of it has a history.
+    """
+    if entry not in record.of:
+        return NOTHING
     seen = [at for at in sightings(record, entry, call.number) if at.call < call.number or at.batch_row == row]
     now = next((at for at in reversed(seen) if (at.call, at.slot) == (call.number, slot)), None)
     if now is None:
