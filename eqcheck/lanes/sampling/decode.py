@@ -59,7 +59,7 @@ def decode(generate: Generate, case: SampledCase, timeout: float | None = None) 
     target, draft = (model.fresh() for model in _models(case.family, case.vocab_size, case.seed, spreads(case)))
     for model in (target, draft):
         model.trace = trace
-    with _seeded(case.entropy):
+    with seeded(case.entropy):
         empty = Truth((), (), ())
         done = answered(generate, case, empty, trace, (target, cast(ScriptedDraft, draft)), timeout)
     if done.outputs is None:
@@ -112,7 +112,7 @@ def _scores(case: SampledCase, which: int, digests: Words) -> torch.Tensor:
 
 
 @contextmanager
-def _seeded(entropy: int) -> Iterator[None]:
+def seeded(entropy: int) -> Iterator[None]:
     """Seed the global generators, so that a case decodes alike wherever the decoder draws from them."""
     states = torch.random.get_rng_state(), np.random.get_state(), random.getstate()
     torch.manual_seed(entropy)

@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from eqcheck.case.record import Case
 from eqcheck.case.sampling import REGIMES
-from eqcheck.contract.decoders import Decoder
+from eqcheck.contract.decoders import Decoder, Generate
+from eqcheck.lanes.sampling.decode import seeded
 from eqcheck.lanes.sampling.drawing import SampledCases
 from eqcheck.lanes.sampling.evidence import Gathered
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE, PROMISES, try_case
@@ -16,7 +18,7 @@ from eqcheck.lanes.sampling.lane import TO_NAME, SampledLane, SampledTarget
 from eqcheck.lanes.sampling.naming import cause
 from eqcheck.lanes.sampling.reads import reads
 from eqcheck.lanes.sampling.reduction import greedy_drawn, smallest
-from eqcheck.lanes.transparent.judge import try_case as try_greedy
+from eqcheck.lanes.transparent.judge import try_case as try_exact
 from eqcheck.result.findings import Options
 from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.bets import HIGHEST
@@ -28,6 +30,12 @@ from eqcheck.workers.worker import Workers
 # 2^-24, in total variation, times the greatest e-value; probabilities themselves by less than 1e-5.
 SINGLE = 64 * 2**-24 * HIGHEST + 1e-5
 ENDS = ("premature-stop", "past-eos", "over-length", "pad-in-output", "prompt-in-output")
+
+
+def try_greedy(generate: Generate, case: Case, timeout: float | None, *, opinion: bool = False) -> Outcome:
+    """Decode and judge the greedy rows of a sampled case; a decoder that draws all the same draws alike each time."""
+    with seeded(case.seed):
+        return try_exact(generate, case, timeout, opinion=opinion)
 
 
 class TransparentTarget(SampledTarget):
