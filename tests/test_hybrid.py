@@ -262,7 +262,7 @@ def test_of_both_layers_no_layer_is_said_to_be_right() -> None:
     for name in ("K61-states-keep-rejected.rerun", "K62-states-of-before-the-round.rerun"):
         kinds, explanations = named(planted(name), 30)
         assert set(kinds) == {planted(name).fingerprint}
-        assert {one.facts.get("statement") for one in explanations} == {None}
+        assert {one.facts.get("statement") for one in explanations} <= {None, "let-go"}
 
 
 @pytest.mark.rest

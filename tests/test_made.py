@@ -211,7 +211,7 @@ def test_decoders_that_take_repeats_for_mistakes_are_found() -> None:
 @pytest.mark.rest
 def test_right_decoders_are_not_accused() -> None:
     made = [case for case in drawn() if case not in set(drawn(opening=False, count=400))]
-    assert len(made) > 50
+    assert len(made) >= 50
     for name in ("eqspec", "ragged", "transformers"):
         decoder = registry.load(name)
         taken = [

@@ -222,8 +222,9 @@ def test_the_script_of_a_case() -> None:
 def test_every_case_meets_what_is_required(name: str) -> None:
     requires = tuple(REQUIREMENTS) if name == "all" else (name,)
     plain, met = Source(6, BOTH, SIDES, tuple(CACHE_STATES)), Source(6, BOTH, SIDES, tuple(CACHE_STATES), requires)
-    of_sampling = name in ("one-temperature", "one-sampling", "sampled-n")  # rows of these cases are greedy
-    assert any(unmet(case, requires) for case in searched(plain, 100)) != of_sampling
+    # Rows of these cases are greedy, and a plain source has no earlier requests.
+    met_by_all = name in ("one-temperature", "one-sampling", "sampled-n", "same-weights")
+    assert any(unmet(case, requires) for case in searched(plain, 100)) != met_by_all
     cases = searched(met, 100)
     assert not any(unmet(case, requires) for case in cases)
     case = max(cases, key=lambda case: len(case.prompts))
