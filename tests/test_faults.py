@@ -36,6 +36,7 @@ DRAFT = [fault for fault in FAULTS if fault.component == "draft"]  # these only 
 # Where each row has one token, answers that went to the next row are rows that are exchanged.
 # Where prompts are equal, states that went on behind a block hold the row's own tokens.
 ALSO_TRUE = {
+    "K28-sizes-without-the-block": "mask/pad-visible",  # where the mask is long enough to be read
     "T14-correction-from-next-row": "bookkeeping/row-swap",  # rows of one token are exchanged then
     "X1-results-by-batch-row": "bookkeeping/row-swap",
     "K67-aside-at-end-of-step": "cache/duplicate-entry",

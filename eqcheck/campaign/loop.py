@@ -245,6 +245,14 @@ class Campaign:
             self.tell(events.CaseDone, len(self.result.replayed), None, self.failing, True, self.result.lane, outcome)
             self.check()
 
+    def _of_sequence(self, outcome: Outcome) -> Outcome:
+        """What a case after other requests shows; a decoder that no new process can load is asked without them, too."""
+        if outcome.failed and outcome.case.before and not self.result.decoder.spec:
+            alone = self.lane.running.try_case(outcome.case.alone)
+            if alone.failed:
+                return alone
+        return of_sequence(outcome)
+
     def draw(self) -> bool:
         """Decode new cases until it is time to look into what fails, or there are no more; False: none was left."""
         start, count = time.monotonic(), self.decoded
@@ -259,7 +267,7 @@ class Campaign:
             if outcome.internal is not None:
                 note(self.result.internal, outcome.internal)
             else:
-                outcome = of_sequence(outcome)
+                outcome = self._of_sequence(outcome)
                 self.result.outcomes.append(outcome)
             self.check()
             self.notes.update(dict.fromkeys([running.note] if running.note else []))
@@ -323,7 +331,10 @@ class Campaign:
     def store(self, finding: Finding, looked_into: bool = False) -> None:
         """Keep the case of a finding, unless it takes a look to know what the case needs."""
         if self.corpus and (looked_into or not self.lane.conditional):
-            name = finding.id if self.lane.conditional else finding.outcome.symptom
+            symptom = finding.outcome.symptom
+            # A case that fails after other requests may fail without them, too; then it is stored as what it shows.
+            told = finding.fingerprint if symptom.startswith("state/") else symptom
+            name = finding.id if self.lane.conditional else told
             with guarded(self.result.internal, "render", finding.case):
                 self.corpus.store(stored_violation(self.result, finding, name), self.result.claims(finding.case))
 
@@ -395,10 +406,19 @@ class Campaign:
             self._set_aside(outcome, group)
         for finding in findings or ():
             self.add(finding, [outcome], looked_into=True)
+        if findings and outcome.symptom.startswith("state/"):
+            self._told(outcome, findings[0])
         if findings is None:
             doubtful = replace(self._unsettled(outcome, UNREPEATED), standing="inconclusive")
             self.add(doubtful, [outcome])
         return findings
+
+    def _told(self, outcome: Outcome, finding: Finding) -> None:
+        """Keep what a case after other requests shows, now that it is known whether these have a part in it."""
+        drawn = self.result.outcomes
+        number = next((number for number, one in enumerate(drawn) if one is outcome), None)
+        if number is not None:
+            drawn[number] = replace(outcome, explanation=finding.explanation)
 
     def _set_aside(self, outcome: Outcome, group: list[Outcome]) -> None:
         self.aside.append(outcome)

@@ -30,6 +30,7 @@ from eqcheck.workers.worker import Workers
 # 2^-24, in total variation, times the greatest e-value; probabilities themselves by less than 1e-5.
 SINGLE = 64 * 2**-24 * HIGHEST + 1e-5
 ENDS = ("premature-stop", "past-eos", "over-length", "pad-in-output", "prompt-in-output")
+CHANGED = "changed-token"  # which a row and its cache show, whatever was drawn
 
 
 def try_greedy(generate: Generate, case: Case, timeout: float | None, *, opinion: bool = False) -> Outcome:
@@ -62,14 +63,14 @@ class TransparentTarget(SampledTarget):
 
     def shown(self, outcome: Outcome, lane: SampledLane) -> Outcome:
         read = outcome.explanation
-        if read and read.kind in (IMPOSSIBLE, "changed-token", *PROMISES):
+        if read and read.kind in (IMPOSSIBLE, CHANGED, *PROMISES):
             return smallest(outcome, lane.running.try_case)
         return self.attributed(outcome, lane)
 
     def attributed(self, outcome: Outcome, lane: SampledLane) -> Outcome:
         """The reading is asserted where a greedy request shows it, too: only there it can be checked by repair."""
         read = outcome.explanation
-        if read is None or read.component in ("crash", "sampling") or read.kind in ENDS:
+        if read is None or read.component in ("crash", "sampling") or read.kind in (*ENDS, CHANGED):
             return outcome
         right = read.component in ("unattributed", "bookkeeping")  # all contexts were
         if right and (drawn := greedy_drawn(outcome, lane.running.try_case)):
