@@ -52,7 +52,7 @@ def test_the_sdist_has_what_one_needs_to_test_and_nothing_large(dist: Path) -> N
     assert {name for name in _files(ROOT, "-co") if needed.fullmatch(name)} <= names
     assert not [name for name in names if name.startswith(("reports", ".")) or name.endswith((".safetensors", ".pyc"))]
     assert not {name: size for name, size in sizes.items() if size > 300_000}  # texts grow, a large file is no text
-    assert sdist.stat().st_size < 2_400_000
+    assert sdist.stat().st_size < 2_600_000
 
 
 @pytest.mark.parametrize("tool", CHECKS)

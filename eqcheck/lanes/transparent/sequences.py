@@ -99,10 +99,9 @@ class SequenceSearch:
         """
         case, self._timeout = outcome.case, timeout
         self._end = time.monotonic() + min(seconds, SEARCH_S)
-        if case.before and not outcome.drawn:
-            return self.proof(case)
         if case.before:
-            return self._sequence(case) or self.examine(replace(outcome, case=case.alone), timeout, seconds)
+            proof = self._sequence(case) if outcome.drawn else self.proof(case)
+            return proof or self.examine(replace(outcome, case=case.alone), timeout, seconds)
         first = self.fresh.try_case(case, timeout)
         if first.explanation is not None:
             same = all(self.fresh.same.try_case(case, timeout).repeats(first) for _ in range(RERUNS))
