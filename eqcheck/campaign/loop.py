@@ -246,7 +246,10 @@ class Campaign:
             self.check()
 
     def _of_sequence(self, outcome: Outcome) -> Outcome:
-        """What a case after other requests shows; a decoder that no new process can load is asked without them, too."""
+        """Return how a case after other requests is told.
+
+        A decoder that no new process can load decodes it without these, too.
+        """
         if outcome.failed and outcome.case.before and not self.result.decoder.spec:
             alone = self.lane.running.try_case(outcome.case.alone)
             if alone.failed:
