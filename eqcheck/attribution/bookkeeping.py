@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 Ending = Literal["own-eos", "prompt-eos", "another-row", "limit"]
-"""What ends a row too early: its own EOS, which is cut off; an EOS of its prompt; another row's end; the limit."""
+"""A row may end too early at its own EOS, at an EOS of its prompt, at the end of another row, or at its limit."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from eqcheck.result.story import DrawnDecode
 from eqcheck.store.casefile import StoredViolation, command, read_case, target_of, write_whole
 
 _OF_MANY = ("sampling/stray-law", "sampling/impossible-token")
-"""What a single case shows of a sampler that all cases of an audit together show to be wrong, and where."""
+"""Kinds of which a single case is a sample, while all cases of an audit together are the proof."""
 
 
 def replay(

@@ -27,7 +27,7 @@ REQUIREMENTS = {
     "one-sampling": "all rows have one temperature, top_k, top_p and min_p",
     "sampled-n": "a request with several answers is sampled",
 }
-"""What a decoder may need of every request, beside what has a number in its name; see `told`."""
+"""Requirements of every request, but for those that have a number in their names; see `told`."""
 _BARRED = re.compile(r"id-(0|[1-9]\d{0,8})-not-in-prompt")
 _LEAST = re.compile(r"prompt-([2-9]|[1-9]\d{1,2})")
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p")
