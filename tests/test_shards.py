@@ -101,8 +101,9 @@ def test_counts_add_up_and_findings_are_one_with_the_smallest_case(tmp_path: Pat
 
 
 @pytest.mark.rest
-def test_what_one_shard_did_not_exercise_another_may_have(three: list[Shard]) -> None:
-    """Conclusions are drawn from all counts, not gathered from the shards."""
+def test_what_one_shard_did_not_exercise_another_may_have() -> None:
+    """Conclusions are drawn from all counts, not gathered from the shards. Where most cases fail, nothing is said."""
+    zeroth, other = (shards.run(RIGHT, OPTIONS, number, cases=20) for number in (0, 1))
 
     def raising(shard: Shard, names: tuple[str, ...]) -> Shard:
         (part,) = shard.parts
@@ -110,13 +111,13 @@ def test_what_one_shard_did_not_exercise_another_may_have(three: list[Shard]) ->
         return replace(shard, parts=(replace(part, counts=counts),))
 
     def vacuous(*found: Shard) -> list[str]:
-        return [line for line in merged(WRONG, OPTIONS, found).warnings if line.startswith("VACUOUS: no case had")]
+        return [line for line in merged(RIGHT, OPTIONS, found).warnings if line.startswith("VACUOUS: no case had")]
 
-    first, second = raising(three[0], ESSENTIAL[:4]), raising(three[1], ESSENTIAL[4:])
+    first, second = raising(zeroth, ESSENTIAL[:4]), raising(other, ESSENTIAL[4:])
     assert vacuous(first)
     assert vacuous(second)
     assert not vacuous(first, second)
-    assert vacuous(first, raising(three[1], ESSENTIAL[:3]))
+    assert vacuous(first, raising(other, ESSENTIAL[:3]))
 
 
 def test_a_doubt_in_one_shard_is_one_of_all(three: list[Shard]) -> None:
