@@ -28,7 +28,8 @@ def test_two_thousand_decoders(lane: str) -> None:
 def test_the_draw_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A judge that cannot read an odd counter trips it, as it did before counters were looked at."""
     monkeypatch.setattr("eqcheck.lanes.checkpoint.outcome.observed_of", lambda told, *_: dict(told or {}))
-    with pytest.raises(BaseException, match=r"NoneType|not supported|unsupported|iterable|has no|sub-exceptions|distinct failures"):
+    read = r"NoneType|not supported|unsupported|iterable|has no|sub-exceptions|distinct failures"
+    with pytest.raises(BaseException, match=read):
         draw("checkpoint", 300)
 
 
