@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -285,8 +286,12 @@ def printable_report(report: Report) -> Report:
 
 
 def schema() -> str:
-    """The JSON Schema of a report, as text."""
-    return json.dumps(msgspec.json.schema(Report), indent=1) + "\n"
+    """The JSON Schema of a report, as text, with the lines of docstrings set flush left by every release of msgspec."""
+    made = msgspec.json.schema(Report)
+    for record in made["$defs"].values():
+        if "description" in record:
+            record["description"] = cleandoc(record["description"])
+    return json.dumps(made, indent=1) + "\n"
 
 
 if __name__ == "__main__":
