@@ -7,6 +7,7 @@ leaves the first three there, gives the next eight to `make test-all`, and what 
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 
 import pytest
@@ -15,6 +16,10 @@ from hypothesis import HealthCheck, settings
 # A busy machine is slow, and no test here is about its speed.
 settings.register_profile("eqcheck", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("eqcheck")
+
+# A shell without job control lets what it starts in the background ignore Ctrl-C, which some tests send or raise.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
