@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.contract import registry
+from eqcheck.contract.architectures import family_of
 from eqcheck.contract.errors import Violation
 from eqcheck.contract.requirements import unmet
 from eqcheck.decoding.harness import truth_of
@@ -18,6 +20,7 @@ from eqcheck.explanation.text import render
 from eqcheck.hashlm import hashing
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import assert_equivalent
+from eqcheck.real.models import model_of
 from eqcheck.result.findings import Audit, Options
 
 STALE, LEAKS = "state/stale-weights", "state/leaks-from-earlier-request"
@@ -227,6 +230,30 @@ def test_layers_with_states_of_their_own_are_read_for_other_weights(work: Path, 
     words = " ".join(str(told.value).split())
     lowest = "3 entries that were written under other weights (positions 3 to 5)"  # its layer sees four inputs
     assert (lowest if family == "convolution" else "6 entries") in words
+
+
+@pytest.mark.parametrize("target", ["full", "window", "learned"])
+def test_built_checkpoints_get_another_function(work: Path, target: str) -> None:
+    earlier = replace(SEQUENCE, family=family_of(target, ""), vocab_size=256)
+    changed = replace(earlier, seed=1, before=(earlier,))
+    (old,), (new,) = truth_of(earlier).rows, truth_of(changed.alone).rows
+    assert old != new
+    model = model_of(target, "bfloat16", 1)
+    tokens = [*changed.prompts[0], *new]
+    with torch.no_grad():
+        chosen = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].argmax(-1).tolist()
+    assert chosen[len(changed.prompts[0]) - 1 : -1] == list(new)
+    with pytest.raises(Violation, match=STALE):
+        assert_equivalent(registry.load("reweighted.py:by_tokens"), changed)
+    for right in ("by_model", "flushed"):
+        assert_equivalent(registry.load(f"reweighted.py:{right}"), changed)
+
+
+@pytest.mark.parametrize(("name", "found"), [("by_tokens", [STALE]), ("by_model", [])])
+@pytest.mark.rest
+def test_audits_ask_built_checkpoints_again_with_other_weights(work: Path, name: str, found: list[str]) -> None:
+    result = audit(registry.load(f"reweighted.py:{name}"), Options(cases=60, corpus=None, families=("rotary@full",)))
+    assert [violation.fingerprint for violation in result.violations] == found
 
 
 @pytest.mark.parametrize("name", ["by_tokens", "by_blocks", "captured", "old_head"])

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from eqcheck.construction.folder import built
-from eqcheck.construction.function import VOCABULARY, Function
+from eqcheck.construction.function import CODES, VOCABULARY, Function, shuffled
 from eqcheck.contract.architectures import BUILT
 from eqcheck.contract.errors import UsageError
 
@@ -78,6 +78,22 @@ def function_of(name: str) -> Function:
     return built(BUILT[name].built).function
 
 
-def emitted(name: str, prompts: Sequence[tuple[int, ...]], count: int) -> list[list[int]]:
-    """Return ``count`` tokens after each prompt, as the target of `BUILT` with this name generates them."""
-    return [function_of(name).emitted(prompt, count) for prompt in prompts]
+def emitted(name: str, prompts: Sequence[tuple[int, ...]], count: int, seed: int = 0) -> list[list[int]]:
+    """Return ``count`` tokens after each prompt, as the target of `BUILT` with this name and seed generates them."""
+    new = renamed(CODES, seed)
+    old = {name: token for token, name in enumerate(new)}
+    texts = [[old.get(token, token) for token in prompt] for prompt in prompts]
+    return [[new[token] for token in function_of(name).emitted(text, count)] for text in texts]
+
+
+@lru_cache(maxsize=16)
+def renamed(count: int, seed: int) -> tuple[int, ...]:
+    """Return the ids below ``count`` in the order in which a seed exchanges them; as they are for the seed 0.
+
+    Weights that were written or trained once have no seed. With other ids for the same tokens a checkpoint computes
+    another function by the same numbers, so it stays exact, and what it writes to a cache for an id is another's.
+
+    >>> renamed(4, 0), sorted(renamed(4, 1)) == [0, 1, 2, 3], renamed(256, 1) == renamed(256, 2)
+    ((0, 1, 2, 3), True, False)
+    """
+    return shuffled(count, "renamed", seed) if seed else tuple(range(count))

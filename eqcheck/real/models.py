@@ -18,7 +18,7 @@ from eqcheck.contract.architectures import ARCHITECTURES, BUILT, is_class, is_fo
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.family import WINDOW
-from eqcheck.real.built import loaded
+from eqcheck.real.built import loaded, renamed
 from eqcheck.real.loading import checkpoint, class_of, config_of
 
 VOCAB_SIZE = 128  # ids that are emitted; one more is a pad that never is
@@ -84,16 +84,19 @@ _OWN: dict[str, dict[str, Any]] = {
 
 
 def model_of(architecture: str, dtype: str, seed: int) -> Any:
-    """The model of an architecture for a seed, in evaluation mode; a checkpoint is the same for every seed.
+    """The model of an architecture for a seed, in evaluation mode; of a checkpoint with its ids exchanged by the seed.
 
     Raises `UsageError` where transformers does not have it, or what the user named cannot be built.
     """
-    return _model(architecture, dtype, None if _has_weights(architecture) else seed)
+    if not _has_weights(architecture):
+        return _model(architecture, dtype, seed)
+    model = _model(architecture, dtype, None)
+    return _renamed(architecture, dtype, seed) if seed else model
 
 
 def draft_of(architecture: str, dtype: str, seed: int) -> Any:
     """A model like `model_of`'s with weights of its own, so that nothing in a cache of one model is of the other."""
-    return _model(architecture, dtype, _OF_DRAFT + (0 if _has_weights(architecture) else seed))
+    return _model(architecture, dtype, _OF_DRAFT + seed)
 
 
 def _has_weights(architecture: str) -> bool:
@@ -112,6 +115,19 @@ def _model(architecture: str, dtype: str, seed: int | None) -> Any:
     model = model.to(getattr(torch, dtype)).eval()
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+    return model
+
+
+@lru_cache(maxsize=8)
+@torch.no_grad()
+def _renamed(architecture: str, dtype: str, seed: int) -> Any:
+    """A checkpoint whose tokens have other ids: the rows of its tables change places, and nothing else does."""
+    model = copy.deepcopy(_model(architecture, dtype, None))
+    new = torch.tensor(renamed(CODES if architecture in BUILT else VOCAB_SIZE, seed))
+    head = model.get_output_embeddings()
+    tables = [model.get_input_embeddings().weight, head.weight, getattr(head, "bias", None)]
+    for table in {id(table): table for table in tables if table is not None}.values():  # one where they are tied
+        table[new] = table[: len(new)].clone()
     return model
 
 

@@ -29,7 +29,7 @@ def tokens_of(family: Family, seed: int, prompts: Sequence[tuple[int, ...]], cou
     """
     assert family.target is not None
     if family.built:
-        return np.array(emitted(family.target.architecture, prompts, count), np.int64)
+        return np.array(emitted(family.target.architecture, prompts, count, seed), np.int64)
     model = model_of(family.target.architecture, "float64", seed)
     if family.counts_mask or family.stateful:
         return _recomputed(model, prompts, count)

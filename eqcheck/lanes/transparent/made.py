@@ -133,7 +133,6 @@ class Made:
         if (
             "same-weights" in self.claims.requires
             or case.before
-            or family.built
             or case.vocab_size != family.vocab_size
         ):
             return []
