@@ -19,6 +19,7 @@ from eqcheck.catalogue import known_good
 from eqcheck.contract.decoders import Request, decoder
 from eqcheck.decoding.harness import truth_of
 from eqcheck.decoding.run import Truth
+from eqcheck.decoding.schedule import Schedule
 from eqcheck.lanes.transparent import lane
 from eqcheck.lanes.transparent.conclusions import Places, table, told
 from eqcheck.lanes.transparent.coverage import traits
@@ -232,6 +233,12 @@ def test_a_fault_without_a_condition_has_none(share: float) -> None:
     assert not found_of(lambda case, truth, rng: hit(len(case.prompts), rng))
     assert not found_of(lambda case, truth, rng: hit(sum(map(len, truth.rows)), rng))
     assert not found_of(lambda case, truth, rng: hit(sum(map(len, (*truth.rows, *case.prompts))) // 4, rng))
+    assert not found_of(lambda case, truth, rng: hit(sum(map(len, Schedule(case, truth).rows)), rng))
+
+
+def rejected_and_on(case: Case, truth: Truth) -> bool:
+    """Whether a row has a round in which a draft token is rejected, and another round after it."""
+    return any(own.accepted < case.num_draft_tokens for row in Schedule(case, truth).rows for own in row[:-1])
 
 
 @pytest.mark.rest
@@ -257,6 +264,8 @@ def test_the_length_from_which_rows_fail_is_found(length: int) -> None:
         (lambda case, truth, rng: any(0 in row for row in case.prompts), ("zero_in_prompt", "among", 0)),
         (lambda case, truth, rng: case.pad_token_id in case.eos_token_ids, ("pad_is_eos", "among", 0)),
         (lambda case, truth, rng: min(map(len, case.prompts)) == 1, ("shortest_prompt", "to", 1)),
+        (lambda case, truth, rng: max(map(len, Schedule(case, truth).rows)) > 2, ("rounds", "from", 3)),
+        (lambda case, truth, rng: rejected_and_on(case, truth), ("goes_on_after_rejection", "among", 0)),
         (lambda case, truth, rng: min(map(len, case.prompts)) > 1, ("shortest_prompt", "from", 2)),
         (lambda case, truth, rng: case.num_draft_tokens >= 3 and rng.random() < 0.5, ("num_draft_tokens", "from", 3)),
         (lambda case, truth, rng: len(case.prompts) >= 3, ("rows", "from", 3)),

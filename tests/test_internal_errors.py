@@ -381,5 +381,5 @@ def test_an_engine_that_counts_wrongly_is_judged_by_its_tokens(tmp_path: Path) -
         "    def __call__(self, *given):\n        return right(*given)\n"
     )
     case = EngineCase((EngineRow((1, 2), RowOptions(4)),))
-    with worker(registry.load(str(tmp_path / "odd.py")), sys.executable, 60.0) as spawned:
+    with worker(registry.load(f"{tmp_path / 'odd.py'}:Odd"), sys.executable, 60.0) as spawned:
         assert spawned.try_case(case).status == "equivalent"

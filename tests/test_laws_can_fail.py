@@ -37,7 +37,7 @@ def alternates(target, draft, request):
     rows = list(truth(target, request))
     return rows if next(turn) % 2 else [row[:-1] for row in rows]
 """
-LAWS = 10
+LAWS = 11
 ALL_SAMPLED = ("test_sampled_law", "test_rows_are_independent", "test_mates_leave_the_law", "test_seeds")
 
 

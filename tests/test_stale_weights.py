@@ -282,8 +282,8 @@ def test_right_decoders_are_not_accused(work: Path, name: str) -> None:
 def test_a_stale_draft_is_a_loss_and_no_violation(work: Path) -> None:
     result = audited("draft_kept", cases=150)
     assert result.violations == []
-    assert any("draft" in getattr(said, "kind", "") for said in result.warnings)
-    assert not any("lost" in str(said) for said in audited("by_model", cases=150).warnings)
+    assert result.tally.losses["wrong-context"] > 0  # too few of all drafts for a warning: weights seldom change
+    assert audited("by_model", cases=150).tally.losses["wrong-context"] == 0
 
 
 @pytest.mark.rest

@@ -65,12 +65,17 @@ def leaked(case: Case, wrong: Explanation, times: int = 1, stale: bool = False) 
     )
 
 
-def of_sequence(outcome: Outcome) -> Outcome:
-    """The outcome of a case; what fails after earlier requests is a fault of state, until it is looked into."""
+def of_sequence(outcome: Outcome, known: str = "") -> Outcome:
+    """The outcome of a case; what fails after earlier requests is a fault of state, until it is looked into.
+
+    Whether new weights have a part in it is ``known`` from the fingerprint of a case that was looked into before; of
+    another one it is taken for granted.
+    """
     case = outcome.case
     if not (case.before and outcome.explanation) or outcome.fingerprint == HANG:
         return outcome
-    return replace(outcome, explanation=leaked(case, outcome.explanation, stale=case.unchanging != case))
+    stale = case.unchanging != case and known != "state/leaks-from-earlier-request"
+    return replace(outcome, explanation=leaked(case, outcome.explanation, stale=stale))
 
 
 def with_stale_entries(done: Run, wrong: Explanation) -> Explanation:

@@ -232,7 +232,7 @@ class Campaign:
                 continue
             outcome = None
             with guarded(self.result.internal, "judge", stored.case):
-                outcome = of_sequence(self.lane.running.try_case(stored.case))
+                outcome = of_sequence(self.lane.running.try_case(stored.case), stored.fingerprint)
             if outcome is None:
                 continue
             same = outcome.failed if self.lane.conditional else outcome.symptom == stored.fingerprint

@@ -24,7 +24,7 @@ import torch
 from eqcheck.checkpoints.builder import build, noisy, target_model
 from eqcheck.construction.folder import Built, built
 from eqcheck.construction.layouts import LAYOUTS
-from eqcheck.contract.errors import UsageError
+from eqcheck.contract.errors import SetupError, UsageError
 
 AGREEMENT = 0.75  # of a built draft with its target, in the share of contexts
 SAVED = ("float16", "bfloat16")  # the dtypes in which weights are saved, besides float32
@@ -106,7 +106,7 @@ def _built(kind: str, dtype: str) -> Checkpoint:
         for file, data in held.items():
             path = folder / role / file
             if not path.is_file() or path.read_bytes() != data:
-                raise UsageError(f"{path}: it was changed or is torn; remove {folder}, and it is written anew")
+                raise SetupError(f"{path}: it was changed or is torn; remove {folder}, and it is written anew")
     return Checkpoint(name.removesuffix(f"-{dtype}"), folder / "target", folder / "draft", (target, draft))
 
 

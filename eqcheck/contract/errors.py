@@ -3,7 +3,8 @@
 EqcheckError
 |-- UsageError    a spec, option or argument is wrong; exit code 4
 |   |-- CaseError     a case (or a case file) is malformed
-|   `-- OutputError   prompts or outputs given to the oracle are malformed
+|   |-- OutputError   prompts or outputs given to the oracle are malformed
+|   `-- SetupError    a file that cases need is torn: no case can be judged, whichever it is
 |-- Unsupported   (also a ValueError) a decoder or an engine declines a request, with the reason
 `-- Violation     (also an AssertionError) a decoder is not equivalent to its target
 """
@@ -46,6 +47,10 @@ class CaseError(UsageError):
 
 class OutputError(UsageError):
     """Report malformed prompts or outputs."""
+
+
+class SetupError(UsageError):
+    """Report a file that cases need and that is torn or was changed; it ends an audit, whatever case met it."""
 
 
 class Unsupported(EqcheckError, ValueError):

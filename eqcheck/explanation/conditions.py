@@ -51,6 +51,7 @@ _HOLDS = {
     "eos_first": "the first new token of a row is an EOS",
     "eos_absent": "a row ends without an EOS",
     "ended_by_eos": "a row ends with an EOS",
+    "goes_on_after_rejection": "a row goes on after a rejected draft token",
     "stops": "rows have stop sequences",
     "stopped": "a row ends with a stop sequence",
     "stop_in_prompt": "a prompt contains a stop sequence",
@@ -98,6 +99,7 @@ _NUMBERS = {
     "shortest_prompt": ("prompts of {} token{s}", "a prompt of {} token{s}"),
     "longest_row": ("a row of {} token{s} in all", "rows of {} token{s} in all"),
     "new_tokens": ("a row of {} new token{s}", "rows of {} new token{s}"),
+    "rounds": ("a row of {} round{s}", "rows of {} round{s}"),
 }
 """Traits that are numbers: from one on, and up to one. The longest of several is long where one of them is."""
 

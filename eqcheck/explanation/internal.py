@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from eqcheck.contract.errors import EqcheckError, UsageError
+from eqcheck.contract.errors import EqcheckError, SetupError, UsageError
 from eqcheck.contract.escaping import one_line, printable
 
 _LINES = 60  # of a traceback; the last ones say where it was raised
@@ -130,8 +130,8 @@ def note(errors: MutableSequence[InternalError], new: InternalError) -> None:
 def guarded(errors: MutableSequence[InternalError], step: str, case: Any = None, lane: str = "") -> Iterator[None]:
     """Record what is raised inside, and go on behind it.
 
-    A `UsageError` is for the user and passes, unless a case is at work, which no user wrote. So does what is no
-    ``Exception``.
+    A `UsageError` is for the user and passes, unless a case is at work, which no user wrote; a `SetupError` always
+    does, and so does what is no ``Exception``.
 
     >>> found = []
     >>> with guarded(found, "conclude"):
@@ -142,6 +142,6 @@ def guarded(errors: MutableSequence[InternalError], step: str, case: Any = None,
     try:
         yield
     except Exception as error:
-        if isinstance(error, UsageError) and case is None:
+        if isinstance(error, SetupError) or (isinstance(error, UsageError) and case is None):
             raise
         note(errors, internal_error(step, error, case, lane))

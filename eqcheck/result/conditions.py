@@ -3,11 +3,11 @@
 A trait is what is known of a case before any decoder has seen it: how long its rows are, K, how many EOS ids there are,
 whether the id 0 is emitted. Of a number the failing cases may lie from some value on, or up to one.
 
-**Chance.** A condition that is named holds in all failing cases, those that were made small as well. Three ways in
-which a fault without any condition may strike are held against it, and it has to beat each: all cases are hit alike,
-all new tokens are, all tokens of prompts and outputs are. The last two keep long rows from being a condition just
-because they have more tokens that can go wrong. Each way to divide each trait might have been named: a trait gets an
-equal share of `BY_CHANCE`, and each of its divisions an equal share of that.
+**Chance.** A condition that is named holds in all failing cases, those that were made small as well. Four ways in which
+a fault without any condition may strike are held against it, and it has to beat each: all cases are hit alike, all new
+tokens are, all tokens of prompts and outputs are, all rounds of rows are. The last three keep long rows from being a
+condition just because they have more tokens and rounds that can go wrong. Each way to divide each trait might have been
+named: a trait gets an equal share of `BY_CHANCE`, and each of its divisions an equal share of that.
 
 **Where it begins.** The values next to a bound may have been spared by chance although those far from it were not.
 They are told apart, since the fault may begin at any of them.
@@ -30,15 +30,16 @@ _MOST = 3  # conditions that are told of a cause
 NAMES = ("family", "padding_side", "cache_state")
 NUMBERS = (
     *("rows", "num_draft_tokens", "max_new_tokens", "eos_ids"),
-    *("longest_prompt", "shortest_prompt", "longest_row", "new_tokens"),
+    *("longest_prompt", "shortest_prompt", "longest_row", "new_tokens", "rounds"),
 )
 FLAGS = (
     *("ragged_prompts", "equal_prompts", "prompt_begins_another"),
     *("zero_in_prompt", "zero_emitted", "last_id_in_prompt", "last_id_emitted"),
     *("pad_in_prompt", "pad_emitted", "pad_is_eos", "eos_in_prompt", "eos_first", "eos_absent", "ended_by_eos"),
+    "goes_on_after_rejection",
     *("stops", "stopped", "stop_in_prompt", "to_cancel", "logprobs", "different_trees"),
 )
-_STRUCK = ("all_new_tokens", "all_tokens")  # what a fault without a condition may strike in a case
+_STRUCK = ("all_new_tokens", "all_tokens", "all_rounds")  # what a fault without a condition may strike in a case
 TRAITS = (*NAMES, *NUMBERS, *FLAGS, *_STRUCK)
 """The traits, in the order of the values that `eqcheck.result.tally.Placed` has of a case."""
 

@@ -75,12 +75,20 @@ class Alike:
 class Placed:
     """A drawn case that was not declined: ``symptom`` is empty for a right one, ``traits`` are values of `TRAITS`.
 
-    `TRAITS` is of `eqcheck.result.conditions`.
+    `TRAITS` is of `eqcheck.result.conditions`. Of a row that ends too early ``facts`` say what was seen of its end,
+    ``ends`` are the counters of `ENDINGS` that a right case raised.
     """
 
     claimed: bool
     symptom: str
     traits: tuple[int | str, ...]
+    facts: dict[str, int | str] = field(default_factory=dict)
+    ends: tuple[str, ...] = ()
+
+
+ENDS_EARLY = "bookkeeping/premature-stop"
+ENDINGS = ("eos_in_prompt", "eos_before_others", "limit_before_others")
+"""The counters of what may end a row too early, and does no harm in a right case."""
 
 
 _PLACED = 2000
@@ -134,7 +142,7 @@ class Tally:
             claimed = claims(outcome.case)
             tally._count(outcome, claimed)
             if outcome.traits and not outcome.declined and len(placed) < _PLACED:
-                placed.append(Placed(claimed, outcome.symptom if outcome.failed else "", outcome.traits))
+                placed.append(_placed(outcome, claimed))
         tally.placed = tuple(placed)
         for outcome in replayed:
             tally.replayed += 1
@@ -219,6 +227,14 @@ class Tally:
                 for place in one.axes:
                     counts[place] += count
         return counts
+
+
+def _placed(outcome: Outcome, claimed: bool) -> Placed:
+    if not outcome.failed:
+        ends = tuple(name for name in ENDINGS if name in outcome.coverage)
+        return Placed(claimed, "", outcome.traits, ends=ends)
+    facts = dict(outcome.explanation.facts) if outcome.explanation and outcome.symptom == ENDS_EARLY else {}
+    return Placed(claimed, outcome.symptom, outcome.traits, facts)
 
 
 def log_comb(n: int, k: int) -> float:

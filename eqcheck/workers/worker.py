@@ -23,6 +23,7 @@ from typing import Any
 from eqcheck.case.record import Case
 from eqcheck.case.sampling import Sampled
 from eqcheck.contract.decoders import Decoder, Generate, Request, hook
+from eqcheck.contract.errors import SetupError
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.limits import CASE_TIMEOUT
 from eqcheck.contract.requirements import Guarded
@@ -102,7 +103,7 @@ class Worker:
         return outcome
 
     def decode(self, case: Any, timeout: float | None = None, *, opinion: bool = False) -> Decoded:
-        """The part of `try_case` that needs the decoder; it never raises an error of eqcheck's own."""
+        """The part of `try_case` that needs the decoder; of errors of eqcheck's own it raises `SetupError` alone."""
         try:
             self.begin()
             answer = self.exchange(case, min(timeout or self.timeout, self.timeout), opinion)
@@ -110,6 +111,8 @@ class Worker:
             text = self.last_words()
             self.kill()
             answer = Outcome(case, "violation", explanation=lost.explanation, traceback=text)
+        except SetupError:
+            raise
         except Exception as error:
             answer = unjudged(internal_error(_step(opinion), error, case), case)
         history = CaseLog(self.log, len(self.log))

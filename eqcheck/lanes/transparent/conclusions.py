@@ -18,7 +18,7 @@ from eqcheck.lanes.transparent.coverage import vacuous
 from eqcheck.result import declining
 from eqcheck.result.conditions import BY_CHANCE, conditions
 from eqcheck.result.findings import ENOUGH_TO_CALL_STALE, Audit, Finding
-from eqcheck.result.tally import Alike, gathered_by_chance
+from eqcheck.result.tally import ENDS_EARLY, Alike, gathered_by_chance
 
 _ENOUGH = 5  # failing cases that all show what may be chance in one
 _NEARLY_ALL = 0.9  # of the failing cases
@@ -137,10 +137,10 @@ def _ends(result: Audit, finding: Finding) -> list[str]:
     A thing is told where so many failing cases have it that chance has not gathered them there.
     """
     claimed = result.claims(finding.case)
-    drawn = [one for one in result.outcomes if result.claims(one.case) == claimed and not one.declined]
-    failing = [one.explanation.facts for one in drawn if one.explanation and one.symptom in finding.seen]
-    right = [one.coverage for one in drawn if not one.failed]
-    if finding.fingerprint != "bookkeeping/premature-stop" or len(failing) < _ENOUGH:
+    placed = [one for one in result.tally.placed if one.claimed == claimed]
+    failing = [one.facts for one in placed if one.facts and one.symptom in finding.seen]
+    right = [one.ends for one in placed if not one.symptom]
+    if finding.fingerprint != ENDS_EARLY or len(failing) < _ENOUGH:
         return []
     if always := _with_others(failing, right):
         return always
@@ -165,7 +165,7 @@ def _missing(facts: Mapping[str, int | str]) -> int:
     return int(facts.get("expected_tokens", 0)) - int(facts.get("emitted", 0))
 
 
-def _beyond_chance(end: Ending, failing: Sequence[Mapping[str, int | str]], right: Sequence[frozenset[str]]) -> bool:
+def _beyond_chance(end: Ending, failing: Sequence[Mapping[str, int | str]], right: Sequence[Sequence[str]]) -> bool:
     """Return whether more of the failing cases may end by this than right ones, in which it would do no harm."""
     having = [facts for facts in failing if end in endings(facts)]
     if end == "own-eos":  # that exactly the EOS is missing takes more than a case with an EOS
@@ -174,11 +174,11 @@ def _beyond_chance(end: Ending, failing: Sequence[Mapping[str, int | str]], righ
         short, limits = {facts["short"] for facts in having}, {facts["limit"] for facts in having}
         return len(short) == 1 and len(limits) > 1
     counters = {"prompt-eos": {"eos_in_prompt"}, "another-row": {"eos_before_others", "limit_before_others"}}[end]
-    spared, total = sum(bool(counters & seen) for seen in right), len(failing) + len(right)
+    spared, total = sum(not counters.isdisjoint(seen) for seen in right), len(failing) + len(right)
     return gathered_by_chance(len(having), len(having) + spared, len(failing), total) < BY_CHANCE
 
 
-def _with_others(failing: Sequence[Mapping[str, int | str]], right: Sequence[frozenset[str]]) -> list[str]:
+def _with_others(failing: Sequence[Mapping[str, int | str]], right: Sequence[Sequence[str]]) -> list[str]:
     """Return whether rows end early in every round in which another row ends, and in no other round,
     as far as was seen.
     """
@@ -187,7 +187,7 @@ def _with_others(failing: Sequence[Mapping[str, int | str]], right: Sequence[fro
         ("reached max_new_tokens", {"limit_rows"}, {"limit_before_others"}),
         ("ended", {"eos_rows", "limit_rows"}, {"eos_before_others", "limit_before_others"}),
     ):
-        if all(of_failing & facts.keys() for facts in failing) and not any(of_right & seen for seen in right):
+        if all(of_failing & facts.keys() for facts in failing) and all(of_right.isdisjoint(seen) for seen in right):
             return [
                 f"fails whenever another row {does} in the same round (all {len(failing)} failing cases); in the "
                 f"{len(right)} correct cases no row {does} before the last round of the others"

@@ -92,6 +92,7 @@ def traits(case: Case, truth: Truth) -> tuple[int | str, ...]:
     """Return what may be the condition of a fault, in the order of `TRAITS`; it depends on no decoder."""
     lengths = [len(prompt) for prompt in case.prompts]
     new = [len(row) for row in truth.rows]
+    rounds = Schedule(case, truth).rows
     known: dict[str, int | str] = {
         **_of_case(case, truth),
         "family": case.family,
@@ -105,11 +106,16 @@ def traits(case: Case, truth: Truth) -> tuple[int | str, ...]:
         "shortest_prompt": min(lengths),
         "longest_row": max(map(sum, zip(lengths, new, strict=True))),
         "new_tokens": max(new),
+        "rounds": max(map(len, rounds)),
+        "goes_on_after_rejection": any(
+            own.accepted < case.num_draft_tokens for of_row in rounds for own in of_row if not own.ends
+        ),
         "ended_by_eos": any(row[-1] in case.eos_token_ids for row in truth.rows),
         "to_cancel": any(case.cancel_after),
         "logprobs": case.logprobs,
         "all_new_tokens": sum(new),
         "all_tokens": sum(lengths) + sum(new),
+        "all_rounds": sum(map(len, rounds)),
     }
     values = [known[name] for name in TRAITS]
     return tuple(value if isinstance(value, str) else int(value) for value in values)

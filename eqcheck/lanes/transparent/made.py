@@ -130,11 +130,7 @@ class Made:
         """A request that was asked before, as it was or with another end, when weights have changed in between."""
         number, random = self._next("reweighted")
         family = FAMILY[case.family]
-        if (
-            "same-weights" in self.claims.requires
-            or case.before
-            or case.vocab_size != family.vocab_size
-        ):
+        if "same-weights" in self.claims.requires or case.before or case.vocab_size != family.vocab_size:
             return []
         seed, draft_seed = _CHANGES[number % len(_CHANGES)]
         if family.target and draft_seed is not None:  # a real draft follows from its target

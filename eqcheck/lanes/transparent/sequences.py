@@ -120,8 +120,6 @@ class SequenceSearch:
         """The smallest sequence that fails like a drawn one; None where that does not fail, or fails alone, too."""
         if not all(self._fails(case) for _ in range(_QUICKLY)) or not self._right_alone(case, _QUICKLY):
             return None
-        if case.unchanging != case and all(self._fails(case.unchanging) for _ in range(_QUICKLY)):
-            case = case.unchanging
         return self._smallest(case)
 
     def _tried(self, case: Case) -> Outcome:
@@ -161,6 +159,9 @@ class SequenceSearch:
         def fails(before: tuple[Case, ...]) -> bool:
             return time.monotonic() < self._end and self._fails(replace(case, before=before))
 
+        # What fails under one set of weights as well is no fault of new ones, and is easier to read without them.
+        if case.unchanging != case and all(self._fails(case.unchanging) for _ in range(_QUICKLY)):
+            case = case.unchanging
         short = replace(case, before=shrunk(case.before, fails))
         together = self._together(short)
         for candidate in dict.fromkeys((together or self._simplest(short), short, case)):
