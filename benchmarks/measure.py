@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.workload import Job, Workload
-from eqcheck.contract.decoders import Decoder, Generate, Request
+from eqcheck.contract.decoders import Decoder, Generate, Request, RowOptions
 
 Rows = list[list[int]]
 
@@ -116,7 +116,8 @@ class Timed:
         for start in range(0, len(prompts), self.batch):
             some = prompts[start : start + self.batch]
             limit = max(one.max_new_tokens for one in some)
-            request = Request([list(one.token_ids) for one in some], limit, self.k, (), 0, "left")
+            alike = (RowOptions(limit),) * len(some)
+            request = Request([list(one.token_ids) for one in some], limit, self.k, (), 0, "left", rows=alike)
             with torch.no_grad():
                 rows = self.generate(*self.models, request)
             outputs += [row[: one.max_new_tokens] for row, one in zip(rows, some, strict=True)]

@@ -111,7 +111,7 @@ def test_what_is_seen_of_a_request_that_has_ended_is_the_masks() -> None:
 
 
 def test_an_entry_of_another_in_the_place_of_ones_own_is_the_caches() -> None:
-    assert cause(EntriesExchanged, PROMPTS[0]) == CACHE
+    assert cause(EntriesExchanged, PROMPTS[0]) == "cache/wrong-row"
 
 
 @pytest.mark.parametrize("prompts", PROMPTS, ids=["different", "begin-alike", "equal"])

@@ -52,9 +52,13 @@ def test_a_kind_that_moved_is_named_in_the_error() -> None:
         decoder(name="mine", known={"option/ignored-option": "https://example.org/1"})(lambda *_: [])
 
 
-def test_ids_that_speak_against_a_cause_are_shown() -> None:
-    one = Explanation("bookkeeping", "over-accept", 0, 1, expected=4, observed=5, permuted=(0, 0, 4))
-    assert "0 of 4 copies of the case with other tokens fail in the same way; 4 are correct." in flat(render(one))
+def test_copies_with_other_ids_are_shown_where_one_confirms_the_cause() -> None:
+    one = Explanation("bookkeeping", "over-accept", 0, 1, expected=4, observed=5, permuted=(2, 1, 4))
+    assert (
+        "2 of 7 copies of the case with other tokens fail in the same way; 1 fails in another way; 4 are correct."
+        in flat(render(one))
+    )
+    assert "copies" not in render(replace(one, permuted=(0, 0, 4)))
     assert "copies" not in render(replace(one, permuted=(0, 0, 0)))
 
 

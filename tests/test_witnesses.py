@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 
 from eqcheck.attribution import witnesses
 from eqcheck.attribution.ids import redrawn, variants
-from eqcheck.attribution.witnesses import asserted, bearing, mechanism, permutation, second_opinion
+from eqcheck.attribution.witnesses import asserted, bearing, mechanism, permutation, read_of, second_opinion
 from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS, Fault
 from eqcheck.contract.decoders import Generate
@@ -29,14 +29,14 @@ OTHERS = {"position": "cache", "mask": "position", "cache": "position"}
 OPINIONS = {"confirms": Opinion((("cache",),), ()), "contradicts": Opinion((("mask",),), ()), "silent": Opinion((), ())}
 # Asserted: component, tied, what repair does, what other ids show. Nothing else may be.
 PROVED = {
-    *(("cache", True, "confirms", shown) for shown in ("stable", "depends", "untried")),
+    *(("cache", True, "confirms", shown) for shown in ("stable", "depends", "scores", "untried")),
     ("cache", True, "silent", "stable"),
     ("cache", False, "confirms", "stable"),
-    *(("bookkeeping", True, "silent", shown) for shown in ("stable", "depends", "untried")),
-    *(("bookkeeping", True, "contradicts", shown) for shown in ("stable", "depends", "untried")),
-    ("bookkeeping", False, "silent", "stable"),
+    *(("bookkeeping", True, "silent", shown) for shown in ("stable", "depends", "scores", "untried")),
+    *(("bookkeeping", True, "contradicts", shown) for shown in ("stable", "depends", "scores", "untried")),
+    *(("bookkeeping", False, "silent", shown) for shown in ("stable", "scores")),
 }
-SHOWN = ("stable", "changes", "depends", "untried")
+SHOWN = ("stable", "changes", "depends", "scores", "untried")
 
 
 @pytest.mark.parametrize(
@@ -98,20 +98,24 @@ def test_a_crash_has_no_second_opinion() -> None:
     assert second_opinion(generate, done, explanation) is explanation
 
 
+def permuted(generate: Any, explanation: Explanation, cases: Sequence[Case]) -> tuple[str, tuple[int, int, int]]:
+    return permutation(explanation, [read_of(generate, case, None) for case in cases])
+
+
 def test_what_rests_on_a_coincidence_of_ids_changes_with_them() -> None:
     """A decoder emits its own prompt's last id: the same fault reads as different ones, as the ids happen to be."""
     generate, done, explanation = first(next(fault for fault in FAULTS if fault.component == "cache"))
     same = [done.case] * 3
-    assert permutation(generate, explanation, same, None) == ("stable", (3, 0, 0))
+    assert permuted(generate, explanation, same) == ("stable", (3, 0, 0))
     other = replace(explanation, kind="window")
-    assert permutation(generate, other, same, None) == ("changes", (0, 3, 0))
+    assert permuted(generate, other, same) == ("changes", (0, 3, 0))
     assert second_opinion(generate, done, other, variants=same).component == "unattributed"
 
     def right(target: Any, draft: Any, request: Any) -> Any:
         return done.truth.rows
 
-    assert permutation(right, explanation, same, None) == ("depends", (0, 0, 3))
-    assert permutation(generate, explanation, [], None) == ("untried", (0, 0, 0))
+    assert permuted(right, explanation, same) == ("depends", (0, 0, 3))
+    assert permuted(generate, explanation, []) == ("untried", (0, 0, 0))
     assert mechanism(explanation) != mechanism(other)
 
 
@@ -126,8 +130,8 @@ def test_one_variant_may_differ_by_chance(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(witnesses, "Reader", Reads)
     cases: list[Case] = [done.case] * 4
-    assert permutation(generate, explanation, cases, None) == ("stable", (3, 1, 0))
-    assert permutation(generate, explanation, cases[:1], None) == ("changes", (0, 1, 0))
+    assert permuted(generate, explanation, cases) == ("stable", (3, 1, 0))
+    assert permuted(generate, explanation, cases[:1]) == ("changes", (0, 1, 0))
 
 
 class Says(Workers):

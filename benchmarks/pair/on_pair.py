@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
@@ -129,7 +129,8 @@ def _requests(decoder: Decoder) -> list[Request]:
         stops = [stop for stop in STOPS if not ("eos-not-in-prompt" in needs and stop in fed)]
         eos = () if "no-eos" in needs else tuple(stops[:1])
         pad = 0 if "pad-not-in-prompt" in needs else SPACE
-        plain = Request(group, NEW, K, (), 0, decoder.padding_sides[0])
-        side = decoder.padding_sides[-1]
-        requests += [plain, replace(plain, eos_token_ids=eos, pad_token_id=pad, padding_side=side)]
+        alike, sides = (RowOptions(NEW),) * len(group), decoder.padding_sides
+        requests.append(Request(group, NEW, K, (), 0, sides[0], rows=alike))
+        alike = (RowOptions(NEW, eos),) * len(group)
+        requests.append(Request(group, NEW, K, eos, pad, sides[-1], rows=alike))
     return requests

@@ -12,6 +12,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from eqcheck.attribution.labels import Labels, labels_of
 from eqcheck.attribution.reading import Reader
 from eqcheck.attribution.record import Write
@@ -24,6 +27,7 @@ from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import Statement, state
 from eqcheck.hashlm.hashing import logits_table, table_row
+from eqcheck.hashlm.scores import UNEVEN, score_table
 from eqcheck.hashlm.trace import Call
 
 MOST = 4  # choices of a column that are looked at: the more of them, the more matches are accidents
@@ -50,6 +54,8 @@ def recognised(
 
     ``variants`` are the case with other ids.
     """
+    if told := _residual(run, explanation):
+        return told
     matches = choices(run, explanation)
     if not matches:
         return None
@@ -71,6 +77,38 @@ def recognised(
     if best.batch_row is not None:
         return state(f"{name}-of-other-row", other_row=best.batch_row, **facts)
     return state("lower-choice" if column == right_column else f"{name}-of-column", **facts)
+
+
+def _residual(run: Run, explanation: Explanation) -> Statement | None:
+    """The statement on a token that is the likeliest of what sampling draws from after a rejected draft token.
+
+    Greedy decoding takes the target's likeliest token there. The two differ only where the target's scores are flat,
+    so that other cases cannot confirm it; that another token is the likeliest by accident is seldom enough.
+    """
+    row, index, token, case = explanation.row, explanation.token_index, explanation.observed, run.case
+    family = FAMILY[case.family]
+    if row is None or index is None or token is None or family.target or family.built:
+        return None
+    labels = labels_of(run, run.trace)
+    if (query := _query(run, labels, row, index, token)) is None:
+        return None
+    number, batch_row, column = query
+    call = labels.calls[number]
+    place = table_row(call.digests[batch_row, column])
+    ranks = logits_table(case.vocab_size, case.seed)[place].astype(np.float64)
+    scores = score_table(case.vocab_size, case.seed, UNEVEN)[place] if case.uneven else ranks
+    drafted, (draft, best) = ranks.copy(), ranks.argsort()[-2:].tolist()  # where it errs it exchanges these two
+    drafted[[draft, best]] = ranks[[best, draft]]
+    left = _softmax(scores) - _softmax(drafted)
+    if int(left.argmax()) != token or token == int(scores.argmax()):
+        return None
+    return state("of-residual", call=number, batch_row=batch_row, column=column, draft=draft)
+
+
+def _softmax(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    law = np.exp(scores - scores.max())
+    shares: npt.NDArray[np.float64] = law / law.sum()
+    return shares
 
 
 def _query(run: Run, labels: Labels, row: int, index: int, observed: int) -> Write | None:

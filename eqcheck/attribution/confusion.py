@@ -77,7 +77,8 @@ def _read_elsewhere(view: QueryView, deviations: list[Deviation], due: set[int])
     Then the call reads a row's entries in an order, or from places, that are not its own, and each entry it sees
     instead says something else by chance. Where all are there and in order it is the mask that shows the wrong ones.
     A token that was never fed for the row lies in no other place: the row was served entries as those of its beginning.
-    Nor does one over whose entry something else was written.
+    Nor does one over whose entry something else was written. Where most entries are in their places, single ones are
+    told one by one.
     """
     shown = {entry.slot for entry in view.entries if entry.visible}
     absent = [deviation.token_position for deviation in deviations if deviation.kind == "missing-entry"]
@@ -92,11 +93,17 @@ def _read_elsewhere(view: QueryView, deviations: list[Deviation], due: set[int])
     places = (overwritten(view.labels, view.call, view.row, view.request, at) for at in absent if at is not None)
     if all(place is not None for place in places) if absent else _ordered(view):
         return deviations
-    if _gone(view, [at for at in absent if at is not None]):
+    if _gone(view, [at for at in absent if at is not None]) or 2 * _misplaced(view) < whole:
         return deviations
     origin = "not in the order, or not in the slots, from which the call reads them"
     numbers = {"expected": whole, "observed": len(shown & due)}
     return [view.deviation("cache", "misaligned", origin=origin, **numbers)]
+
+
+def _misplaced(view: QueryView) -> int:
+    """Return how many of the entries that a query sees are not those of the row in their places."""
+    seen = enumerate((entry for entry in view.entries if entry.visible), start=view.low)
+    return sum(not (view.is_own(one) and one.label.position == at) for at, one in seen)
 
 
 def _gone(view: QueryView, absent: list[int]) -> bool:
@@ -185,6 +192,8 @@ def _shifted(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
     The part at the padding side's other edge (the block just fed, or slot 0) is where it should be; the other part was
     left behind.
     """
+    if view.family.stateful:  # a state has no mask, and what it takes in stands one after the other
+        return deviations
     own = {entry.slot for entry in view.cached if entry.label.request == view.request and view.is_own(entry)}
     shown = {entry.slot for entry in view.cached if entry.visible}
     if not own or len(own) != len(shown) or not (own - shown):
@@ -193,10 +202,22 @@ def _shifted(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
     edge = min(view.own_block, default=len(view.entries)) - 1 if view.labels.left else 0
     if {slot + shift for slot in shown} != own or edge not in shown or edge in own or view.labels.packed:
         return deviations
-    origin = f"{shift:+d} slots away from where the mask expects them"
+    origin = f"in {_slots(own)}, and the call attends to {_slots(shown)}"
     source = "shifted-up" if shift > 0 else "shifted-down"
     moved = view.deviation("cache", "misaligned", slot=min(own), origin=origin, shift=shift, source=source)
     return [moved, *(deviation for deviation in deviations if deviation.slot not in own | shown)]
+
+
+def _slots(numbers: set[int]) -> str:
+    """Some slots in words.
+
+    >>> _slots({4}), _slots({2, 3, 4}), _slots({1, 3})
+    ('slot 4', 'slots 2..4', 'slots 1, 3')
+    """
+    low, high = min(numbers), max(numbers)
+    if len(numbers) == high - low + 1:
+        return f"slot {low}" if low == high else f"slots {low}..{high}"
+    return f"slots {', '.join(map(str, sorted(numbers)))}"
 
 
 def wrong_path(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:

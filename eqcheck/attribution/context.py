@@ -13,6 +13,7 @@ from eqcheck.attribution.record import Label, Record, Write, writes
 from eqcheck.attribution.view import OTHER_MODEL, Entry, QueryView, entries
 from eqcheck.contract.family import Family
 from eqcheck.explanation.records import Deviation, Slot
+from eqcheck.explanation.statements import DRAFT_OF_THIS_CALL
 from eqcheck.hashlm.hashing import Ints
 from eqcheck.hashlm.trace import Call
 
@@ -287,15 +288,16 @@ def _slot(view: QueryView, entry: Entry, due: Mapping[int, Entry], offset: int) 
     """A slot as a query saw it; ``due`` are the entries that it is to see, by logical position."""
     expected = view.is_own(entry) and due.get(entry.label.position) is entry
     label = view.labels.seen_by(entry.label, view.request)
+    kind, verified = label.kind(view.request), entry.slot in view.own_block and entry.write != view.write
     return Slot(
         index=entry.slot,
-        holds=label.words(view.request),
+        holds=DRAFT_OF_THIS_CALL if verified and kind == "draft" else label.words(view.request),
         token=entry.token,
         position=entry.position,
         expected_position=entry.label.position + offset if expected else None,
         visible=entry.visible,
         expected_visible=expected,
         torn=bool(entry.torn),
-        kind=label.kind(view.request),
+        kind=kind,
         **label.place,
     )

@@ -42,10 +42,11 @@ def changed(run: Run, labels: Labels, row: int) -> Changed | None:
 
     Some query has to feed a returned token in its own place, behind a row that is whole but for tokens that were not
     returned. That it is not the row one place on shows where the token differs from the one before it. And the returned
-    token must not have been fed: else the cache kept the wrong one.
+    token must not have been fed: else the cache kept the wrong one. A decoder that feeds its whole row again has the
+    prompt in the places of new tokens, and has changed nothing.
     """
-    outputs = run.outputs or ()
-    text, start = (*run.case.prompts[row], *outputs[row]), len(run.case.prompts[row])
+    outputs, prompt = run.outputs or (), run.case.prompts[row]
+    text, start = (*prompt, *outputs[row]), len(prompt)
     for call in labels.calls.values():
         for seen in _whole_rows(call):
             last = len(seen) - 1
@@ -57,11 +58,20 @@ def changed(run: Run, labels: Labels, row: int) -> Changed | None:
                 continue
             position, write = other[0], seen[other[0]]
             fed = any(label.exact for _, label in labels.queries(row, position))
-            if fed or not _verified(run, labels, (*text[:position], held[position]), write):
+            if fed or write[0] == call.number or _begins_again(labels, write, prompt):
+                continue
+            if not _verified(run, labels, (*text[:position], held[position]), write):
                 continue
             following = text[position + 1] if position + 1 < len(text) else None
             return Changed(position - start, position, text[position], held[position], write[0], call.number, following)
     return None
+
+
+def _begins_again(labels: Labels, write: Write, prompt: tuple[int, ...]) -> bool:
+    """Return whether a call feeds the prompt anew from this write on."""
+    number, row, column = write
+    fed = labels.calls[number].tokens[row, column : column + len(prompt)].tolist()
+    return bool(fed == [*prompt[: len(fed)]])
 
 
 def _whole_rows(call: Call) -> Iterator[list[Write]]:

@@ -85,9 +85,11 @@ def with_stale_entries(done: Run, wrong: Explanation) -> Explanation:
     """
     for call in done.trace.made(TARGET):
         for layer in range(LAYERS):
-            one = call.of_layer(layer)[0]  # layers that do not see the same have slots of their own
-            fields = one.kv[min(layer, len(one.kv) - 1)]
-            seen = one.visible.any(axis=1) & (fields[0, :, 0, :, MODEL] == OTHER_WEIGHTS)
+            now = call.of_layer(layer)[0]  # layers that do not see the same have slots of their own
+            fields = now.kv[min(layer, len(now.kv) - 1)]
+            if fields.shape[3] != now.visible.shape[2]:  # a decoder that crops one layer's cache and not the other's
+                continue
+            seen = now.visible.any(axis=1) & (fields[0, :, 0, :, MODEL] == OTHER_WEIGHTS)
             if seen.any():
                 row = int(np.argwhere(seen)[0][0])
                 at = fields[0, row, 0, :, POSITION][seen[row]]

@@ -83,7 +83,7 @@ def _cells(run: Run, labels: Labels, row: int, index: int) -> set[Cell]:
         return set()
     value, token, call = completion.logprobs[index], run.truth.rows[row][index], labels.calls[query[0]]
     size, seed = case.vocab_size, case.seed
-    table = score_table(size, seed, UNEVEN) if case.logprobs else logits_table(size, seed).astype(np.float64)
+    table = score_table(size, seed, UNEVEN) if case.uneven else logits_table(size, seed).astype(np.float64)
     scores = table[table_row(call.digests)]
     law = scores - np.log(np.exp(scores - scores.max(-1, keepdims=True)).sum(-1, keepdims=True))
     law -= scores.max(-1, keepdims=True)

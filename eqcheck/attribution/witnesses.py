@@ -11,7 +11,8 @@ repair       Right positions, mask or entries took the place of what the queries
              confirm which row is concerned.
 permutation  The case was decoded again with other ids. ``stable``: the same is read again.
              ``changes``: something else is, so what was read rests on a coincidence of ids. ``depends``: with other ids
-             nothing is wrong. ``untried``: there was nothing to try.
+             nothing is wrong; ``scores``: the same, and the scores are others with other ids, on which a decoder that
+             compares probabilities depends. ``untried``: there was nothing to try.
 
 A wrong context proves a fault of context, because in these models every difference in what is seen changes the answer;
 that no repair helps proves nothing. A right context proves bookkeeping, because the target had said what to emit.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from eqcheck.attribution.choices import recognised
 from eqcheck.attribution.history import LET_GO
@@ -33,20 +35,22 @@ from eqcheck.contract.kinds import KINDS
 from eqcheck.decoding.harness import run as run_case
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Explanation, Opinion
+from eqcheck.explanation.statements import state
 
 # The rows: (is it a context that was read?, tied, what repair does, what permutation shows). A row that is not
 # here is not asserted; `tests/test_witnesses.py` tries every combination.
-_ANY = ("stable", "depends", "untried")
+_ANY = ("stable", "depends", "scores", "untried")
 ASSERTED = frozenset(
     [("context", "tied", "confirms", shown) for shown in _ANY]
     + [("context", "tied", "silent", "stable"), ("context", "untied", "confirms", "stable")]
     + [("bookkeeping", "tied", bearing, shown) for bearing in ("silent", "contradicts") for shown in _ANY]
-    + [("bookkeeping", "untied", "silent", "stable")]
+    + [("bookkeeping", "untied", "silent", shown) for shown in ("stable", "scores")]
 )
 
 
 # Variants that agree: of one alone the ids may coincide as those of the case did. And so many for each that differs,
 # since a token is right by chance once in a vocabulary, whatever is wrong.
+_Copy = Explanation | Literal["right", "crashed"]  # what is read of the case with other ids
 _AGREEING, _FOR_ONE_THAT_DIFFERS = 2, 3
 
 
@@ -68,7 +72,15 @@ def second_opinion(
         known = whose(generate, run, explanation, variants, timeout) if single else None
         return explanation if known is None else replace(explanation, **known._asdict())
     opinion = repair(generate, run, explanation, timeout)
-    shown, counts = permutation(generate, explanation, variants, timeout)
+    copies = [read_of(generate, case, timeout) for case in variants]
+    shown, counts = permutation(explanation, copies)
+    if shown == "changes" and explanation.kind == "wrong-correction":
+        # Where the wrong token comes from may be a coincidence, and that it is no prediction need not be.
+        plain = _without_source(explanation)
+        others = [_without_source(one) if isinstance(one, Explanation) else one for one in copies]
+        if permutation(plain, others)[0] == "stable":
+            explanation, (shown, counts) = plain, permutation(plain, others)
+    shown = "scores" if shown == "depends" and run.case.uneven else shown
     said = replace(explanation, repair=opinion, permuted=counts)
     if explanation.component != "unattributed" and asserted(explanation, opinion, shown):
         if explanation.facts.get("statement") == "neither":
@@ -79,8 +91,8 @@ def second_opinion(
         detail = "; ".join(filter(None, (explanation.detail, str(opinion))))
     elif shown == "changes":
         detail = (
-            f"the trace shows {explanation.fingerprint}, but copies of the case with other tokens show something else: "
-            f"it rests on a coincidence of tokens; {opinion}"
+            f"the trace shows {explanation.fingerprint}, but copies of the case with other tokens show something else; "
+            f"{opinion}"
         )
     else:
         detail = f"the trace shows {explanation.fingerprint}, but {opinion}"
@@ -110,25 +122,38 @@ def bearing(explanation: Explanation, opinion: Opinion) -> str:
     return "confirms" if any(named & set(parts) for parts in sets) else "contradicts"
 
 
-def permutation(
-    generate: Generate, explanation: Explanation, variants: Sequence[Case], timeout: float | None
-) -> tuple[str, tuple[int, int, int]]:
-    """The testimony of the case with other ids, and how many variants agree, differ, and have nothing wrong.
+def permutation(explanation: Explanation, copies: Sequence[_Copy]) -> tuple[str, tuple[int, int, int]]:
+    """The testimony of the case with other ids, and how many copies agree, differ, and have nothing wrong.
 
-    A variant that differs is allowed for where three agree: with few ids in a vocabulary, a wrong token can be right by
+    A copy that differs is allowed for where three agree: with few ids in a vocabulary, a wrong token can be right by
     chance.
     """
-    agree = differ = passed = 0
-    for case in variants:
-        done = run_case(generate, case, timeout)
-        other = None if done.outputs is None else Reader(done).explain()
-        if other is None:
-            passed += done.outputs is not None
-        elif alike(mechanism(other), mechanism(explanation)):
+    agree = differ = 0
+    for other in copies:
+        if not isinstance(other, Explanation):
+            continue
+        if alike(mechanism(other), mechanism(explanation)):
             agree += 1
         elif not _pad_instead(other, explanation):
             differ += 1
+    passed = copies.count("right")
     return shown_by(agree, differ, passed), (agree, differ, passed)
+
+
+def read_of(generate: Generate, case: Case, timeout: float | None) -> _Copy:
+    """Decode a copy of the case with other ids, and read what is wrong."""
+    done = run_case(generate, case, timeout)
+    if done.outputs is None:
+        return "crashed"
+    return Reader(done).explain() or "right"
+
+
+def _without_source(read: Explanation) -> Explanation:
+    """A wrong token without a word on where it was predicted."""
+    if read.kind != "wrong-correction":
+        return read
+    neutral = state("neither")
+    return replace(read, detail=neutral.detail, clauses=(), facts=neutral.facts, tied=False)
 
 
 def shown_by(agree: int, differ: int, passed: int) -> str:

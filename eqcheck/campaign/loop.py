@@ -232,7 +232,7 @@ class Campaign:
                 continue
             outcome = None
             with guarded(self.result.internal, "judge", stored.case):
-                outcome = of_sequence(self.lane.running.try_case(stored.case), stored.fingerprint)
+                outcome = of_sequence(self.lane.running.try_case(stored.case), stored.fingerprint or "")
             if outcome is None:
                 continue
             same = outcome.failed if self.lane.conditional else outcome.symptom == stored.fingerprint
@@ -413,7 +413,7 @@ class Campaign:
             self._told(outcome, findings[0])
         if findings is None:
             doubtful = replace(self._unsettled(outcome, UNREPEATED), standing="inconclusive")
-            self.add(doubtful, [outcome])
+            self.add(_without_a_guess(doubtful), [outcome])
         return findings
 
     def _told(self, outcome: Outcome, finding: Finding) -> None:
@@ -457,6 +457,15 @@ class Campaign:
                 return
         findings.append(finding)
         self.tell(events.Settled, finding)
+
+
+def _without_a_guess(finding: Finding) -> Finding:
+    """The finding of a case that did not fail again; that earlier requests have a part in it was taken for granted."""
+    e = finding.explanation
+    if e.component != "state":
+        return finding
+    bare = replace(e, component="unattributed", kind="unattributed", detail=UNREPEATED, facts={})
+    return replace(finding, explanation=bare)
 
 
 def _with(finding: Finding, shown_by: Sequence[Outcome]) -> Finding:

@@ -223,7 +223,7 @@ class Case(AnyCase):
       draft's choices along the target's own tokens; no node after them is right, and zeros mean the first choices.
     - ``before``: requests that the same decoder decodes first, at most `MOST_BEFORE`; only the last one is judged.
     - ``stop_sequences``: those of each row. ``cancel_after``: a count of new tokens per row, or 0.
-    - ``logprobs``: return log-probabilities; the target's scores then differ from context to context.
+    - ``logprobs``: return log-probabilities; the target's scores then differ from context to context (`uneven`).
 
     The version in the format also fixes the definition of the target, so a stored case keeps its meaning.
 
@@ -298,6 +298,15 @@ class Case(AnyCase):
     def weights(self) -> tuple[str, int, int, int]:
         """Return what selects the weights of target and draft."""
         return self.family, self.vocab_size, self.seed, self.seed if self.draft_seed is None else self.draft_seed
+
+    @property
+    def uneven(self) -> bool:
+        """Return whether the target's scores are flat and differ from context to context, and are not the draft's.
+
+        By ranks alone the likeliest token of a target leads so far that a decoder which compares probabilities, where
+        greedy decoding compares tokens, chooses rightly all the same.
+        """
+        return self.logprobs or self.agreement is not None
 
     @property
     def unchanging(self) -> Case:

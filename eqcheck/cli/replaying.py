@@ -57,7 +57,8 @@ def replay(
         raise
     timeout, memory = _limits(stored)
     isolate = isolate or stored.isolated
-    asked = Options(case_timeout=timeout, isolate=isolate, case_memory=memory, python=python or "")
+    families = (stored.case.family,) if stored.case.lane == "transparent" else ()
+    asked = Options(families=families, case_timeout=timeout, isolate=isolate, case_memory=memory, python=python or "")
     lane = new_lane(stored.case.lane, decoder, asked)
     declined = refused(stored.case, decoder.requires)
     if not declined:

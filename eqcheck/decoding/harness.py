@@ -68,7 +68,7 @@ def models(case: Case, truth: Truth, trace: Trace | None = None) -> tuple[HashLM
     """
     extra = case.known_ids > case.vocab_size
     family, _, seed, draft_seed = case.weights
-    kept = _models(family, case.known_ids, seed, draft_seed, extra, case.logprobs)
+    kept = _models(family, case.known_ids, seed, draft_seed, extra, case.uneven)
     target, draft = (model.fresh() for model in kept)
     draft = cast(ScriptedDraft, draft)
     script = script_of(case, truth)

@@ -142,6 +142,9 @@ STATEMENTS = {
     "unfinished": "the prompt was not completely prefilled: when call {call} made this prediction, positions "
     "0..{last} of 0..{end} had been fed; the returned token is its prediction after position {position}",
     "neither": "the returned token is neither the draft token nor the target's prediction there",
+    "of-residual": "the returned token is the likeliest of max(0, p - q), from which sampling draws after it rejects "
+    "draft token {draft} (p: the target's probabilities in column {column} of call {call}, q: the draft's); greedy "
+    "decoding returns the likeliest of p",
     "lower-choice": "the returned token is the target's {nth:th} choice there, in column {column} of batch row "
     "{batch_row}, and not its first",
     "choice-of-column": "the returned token is the target's {nth:th} choice in column {column} of the same call and "
@@ -295,6 +298,8 @@ def _written_over(facts: Mapping[str, int | str]) -> dict[str, str]:
     return {"over_was": was, "over_holds": holds, "over_by": by + shown}
 
 
+DRAFT_OF_THIS_CALL = "draft of this call"
+"""A draft token that the call at fault verifies: whether it is rejected is known after the call."""
 _HELD = {"token": "position", "draft": "rejected draft", "cut-draft": "draft after the row's end"}
 
 

@@ -15,6 +15,7 @@ from eqcheck.contract.trees import Nodes
 from eqcheck.explanation.layout import filled, table
 from eqcheck.explanation.records import BY_TOKENS, Deviation, Explanation, Given, Slot, many
 from eqcheck.explanation.statements import (
+    DRAFT_OF_THIS_CALL,
     held,
     needs_words,
     nothing_expected,
@@ -29,6 +30,7 @@ from eqcheck.explanation.tokens import compared, shortened
 
 WIDTH = 100  # characters a line, where nothing says how wide the output is
 _EXPECTED, _AGAIN = ("expected", "got"), ("first", "again")  # of a seed: the same request twice
+_TWICE = ("seed-ignored", "batch-dependent")
 RIGHT_SO_FAR = "tokens right so far"  # in spite of a wrong context
 _TITLE = 13  # characters of the longest title
 _ROWS, _BESIDE, _CLAUSES = 12, 3, 4
@@ -158,7 +160,7 @@ def parts(
     found = [_case(e, needs, plain, width), *_causes(e, width, brief), _confirmed(e)]
     if e.consequences and not brief:
         found.append(Part("Also wrong", f"{', '.join(consequences(e))}; follows from the cause, not counted"))
-    return [part for part in found if part is not None]
+    return [part for part in found if part is not None and (part.note or part.rows or part.sentences or part.slots)]
 
 
 def laid_out(sections: Sequence[Part], width: int = WIDTH) -> list[str]:
@@ -203,9 +205,10 @@ def _case(e: Explanation, needs: Sequence[str] | None, plain: str, width: int) -
         else:
             rows.append((name, "", ""))
         assert e.token_index is not None
-        expected = None if nothing_expected(e) else e.expected_row
+        sampled = e.component == "sampling" and not e.expected_row
+        expected = None if sampled or nothing_expected(e) else e.expected_row
         room = max(20, width - len(name) - 19)
-        names = _AGAIN if e.component == "sampling" and expected is not None else _EXPECTED
+        names = _AGAIN if e.kind in _TWICE else _EXPECTED
         for label, line in compared(expected, e.observed_row, e.token_index, room, _note_of(e), names):
             rows.append(("", label, line))
         rows += _others(e, width)
@@ -224,7 +227,8 @@ def _asked_of_all(e: Explanation, needs: Sequence[str] | None) -> list[str]:
         return words
     words += [] if given.num_draft_tokens is None else [f"K = {given.num_draft_tokens}"]
     dictated = [rounds for row in given.rows for rounds in (row.accepts, row.paths) if rounds is not None]
-    if dictated and not any(any(rounds) for rounds in dictated):
+    went_on = len(e.observed_row or ()) > len(e.expected_row or ())  # beyond the rounds whose drafts are dictated
+    if dictated and not went_on and not any(any(rounds) for rounds in dictated):
         words.append("every draft wrong")
     if e.component == "crash":  # no row is at fault, so what all rows have in common is of the case
         limits = {row.limit for row in given.rows}
@@ -477,17 +481,15 @@ def _confirmed(e: Explanation) -> Part | None:
         lines.append(sentence(str(e.repair)))
     elif e.repair is not None and e.repair.failed:
         lines.append(f"The repair could not be tried ({e.repair.failed}).")
-    elif e.repair is not None and e.component == "bookkeeping" and (e.repair.restores or e.repair.mends):
-        # A repair changes other predictions as well, and a wrong choice among them may be right.
-        wrongly = "fed" if e.kind == "wrong-token-fed" else "chosen"
-        lines.append(f"{sentence(str(e.repair))[:-1]}, which proves nothing where tokens are {wrongly} wrongly.")
     same, other, none = e.permuted
-    if tried := same + other + none:
+    if same and (tried := same + other + none):
         does = "lose draft tokens" if e.component == "draft" else "fail"
         right = "is correct" if none == 1 else "are correct"
+        otherwise = does if other > 1 else does.replace("lose", "loses").replace("fail", "fails")
         if e.component == "draft":
             right = "does not" if none == 1 else "do not"
         copies = f"{same} of {tried} copies of the case with other tokens {does} in the same way"
+        copies += f"; {other} {otherwise} in another way" if other else ""
         lines.append(copies + (f"; {none} {right}" if none else "") + ".")
     return Part("Confirmed", " ".join(lines)) if lines else None
 
@@ -544,9 +546,9 @@ def _likeness(number: int, slot: Slot, e: Explanation) -> object:
     if _wrong(slot) or slot.index is None or _is_query(slot, e):
         return None
     if _is_draft(slot, e):
-        return "draft of this call", slot.visible
+        return DRAFT_OF_THIS_CALL, slot.visible
     if slot.kind not in _TOKENS or slot.of_position is None or slot.position is None:
-        return slot.kind, slot.of_row, slot.visible
+        return slot.kind, slot.holds if slot.kind == "draft" else "", slot.of_row, slot.visible
     return slot.kind, slot.of_row, slot.of_position - number, slot.position - number, slot.visible
 
 
@@ -582,7 +584,7 @@ def _line(slot: Slot, e: Explanation) -> list[object]:
 def _holds(slot: Slot, e: Explanation) -> str:
     if slot.kind == "blank":
         return "never written"
-    holds = "draft of this call" if _is_draft(slot, e) else slot.holds
+    holds = DRAFT_OF_THIS_CALL if _is_draft(slot, e) else slot.holds
     return holds + (", torn" if slot.torn else "") + (" (query)" if _is_query(slot, e) else "")
 
 

@@ -210,8 +210,12 @@ class _Tap:
                 guarded(self.listener.saw, one, number, AttentionInput(result[0], result[1], mask, keys.shape[2], True))
             return result
 
+        def undo() -> None:
+            if vars(home).get("update") is update:  # else who had put the original there has taken it away since
+                home.update = original  # type: ignore[attr-defined]
+
         home.update = update  # type: ignore[attr-defined]
-        self._undo.append(lambda: setattr(home, "update", original))
+        self._undo.append(undo)
 
     def _put(self, mapping: dict[str, Any], name: str, causal: bool) -> None:
         original = mapping[name]

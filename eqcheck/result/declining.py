@@ -15,6 +15,7 @@ from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.escaping import one_line
 from eqcheck.contract.requirements import told
 from eqcheck.explanation.notice import LIMIT, VACUOUS, Notice
+from eqcheck.result.claims import Claim
 from eqcheck.result.tally import Alike, Tally
 
 MOST_DECLINED = 0.5
@@ -80,15 +81,16 @@ def of_requirements(decoder: Decoder) -> list[str]:
     return [f"requires= left out other cases; in those drawn: {needs}"] if needs else []
 
 
-def of_ends(decoder: Decoder, coverage: Mapping[str, int]) -> list[str]:
-    """Warnings of what the decoder declares about the ends of rows, and was not seen to do in the cases run."""
-    warnings = list[str]()
+def of_ends(decoder: Decoder, tally: Tally) -> list[str]:
+    """Warnings of what the decoder declares about rows and their ends, and was not seen to do in the cases run."""
+    warnings, coverage = list[str](), tally.coverage
     if "finish-reason" in decoder.capabilities and not coverage.get("finish_reason"):
         said = "finish-reason is declared, and no row came with one"
         warnings.append(f"{said}: return eqcheck.Completion(tokens, finish_reason=...) in place of a list")
     if "logprobs" in decoder.capabilities and not coverage.get("logprobs"):
         warnings.append("logprobs is declared, and no row came with any: return eqcheck.Completion(..., logprobs=...)")
-    if "prompt-logprobs" in decoder.capabilities and not coverage.get("prompt_logprobs"):
+    asked = tally.tested[Claim("capability", "prompt-logprobs")]  # by some lanes alone
+    if asked and "prompt-logprobs" in decoder.capabilities and not coverage.get("prompt_logprobs"):
         said = "prompt-logprobs is declared, and no row came with any"
         warnings.append(f"{said}: return eqcheck.Completion(..., prompt_logprobs=...)")
     if coverage.get("to_cancel") and not coverage.get("cancelled"):
@@ -107,7 +109,7 @@ def warnings_of(decoder: Decoder, tally: Tally) -> list[str]:
     warnings += too_many(tally.declined, tally.run + declined)
     if not tally.run:
         return warnings
-    warnings += of_ends(decoder, tally.coverage)
+    warnings += of_ends(decoder, tally)
     drawn = tally.places(lambda one: one.claimed)
     passed = tally.places(lambda one: one.claimed and bool(one.declined))
     families = dict.fromkeys(name for axis, name in drawn if axis == "family")

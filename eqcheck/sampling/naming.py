@@ -114,7 +114,7 @@ def argmax(rows: Iterable[SampledRow]) -> Named | None:
             if cells.at[t] < cells.p[t].max():
                 return None
             factor -= math.log(cells.at[t])
-    words = "sampled rows are answered as if they were greedy: the answer is the argmax"
+    words = "every sampled token is the target's likeliest, as if rows were greedy or an option left nothing else"
     return Named("target-option", words, factor) if factor >= math.log(VIOLATION) else None
 
 

@@ -49,5 +49,5 @@ def logprobs(case: Case, row: int, tokens: Sequence[int], digests: Words) -> Log
         scores = scores_of(family, case.seed, (*prompt, *tokens))[start:-1]
         return of_scores(scores, tokens, FACTOR * noise(family.target.architecture, family.target.dtype, case.seed))
     size, seed = case.vocab_size, case.seed
-    table = score_table(size, seed, UNEVEN) if case.logprobs else logits_table(size, seed)
+    table = score_table(size, seed, UNEVEN) if case.uneven else logits_table(size, seed)
     return of_scores(torch.tensor(table[table_row(digests[-1, start : start + len(tokens)])]), tokens, 0.0)

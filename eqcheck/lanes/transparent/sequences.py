@@ -159,7 +159,7 @@ class SequenceSearch:
         def fails(before: tuple[Case, ...]) -> bool:
             return time.monotonic() < self._end and self._fails(replace(case, before=before))
 
-        # What fails under one set of weights as well is no fault of new ones, and is easier to read without them.
+        # A case that fails under one set of weights as well is no fault of new ones, and it is easier to read.
         if case.unchanging != case and all(self._fails(case.unchanging) for _ in range(_QUICKLY)):
             case = case.unchanging
         short = replace(case, before=shrunk(case.before, fails))
