@@ -75,8 +75,8 @@ class Alike:
 class Placed:
     """A drawn case that was not declined: ``symptom`` is empty for a right one, ``traits`` are values of `TRAITS`.
 
-    `TRAITS` is of `eqcheck.result.conditions`. Of a row that ends too early ``facts`` say what was seen of its end,
-    ``ends`` are the counters of `ENDINGS` that a right case raised.
+    `TRAITS` is of `eqcheck.result.conditions`. The ``facts`` of a failing case say what was seen of a row's end, where
+    that is too early; ``ends`` are the counters of `ENDINGS` that a right case raised.
     """
 
     claimed: bool
@@ -233,7 +233,7 @@ def _placed(outcome: Outcome, claimed: bool) -> Placed:
     if not outcome.failed:
         ends = tuple(name for name in ENDINGS if name in outcome.coverage)
         return Placed(claimed, "", outcome.traits, ends=ends)
-    facts = dict(outcome.explanation.facts) if outcome.explanation and outcome.symptom == ENDS_EARLY else {}
+    facts = dict(outcome.explanation.facts) if outcome.explanation else {}
     return Placed(claimed, outcome.symptom, outcome.traits, facts)
 
 

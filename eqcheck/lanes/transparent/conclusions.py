@@ -138,7 +138,7 @@ def _ends(result: Audit, finding: Finding) -> list[str]:
     """
     claimed = result.claims(finding.case)
     placed = [one for one in result.tally.placed if one.claimed == claimed]
-    failing = [one.facts for one in placed if one.facts and one.symptom in finding.seen]
+    failing = [one.facts for one in placed if one.symptom and one.symptom in finding.seen]
     right = [one.ends for one in placed if not one.symptom]
     if finding.fingerprint != ENDS_EARLY or len(failing) < _ENOUGH:
         return []
