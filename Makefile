@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ENGINES := openvino_genai vllm mlx_vlm mlx_lm llama_cpp onnxruntime_genai
 
-.PHONY: audit showcase test test-all test-long test-oldest test-older test-newest golden golden-write figures gate-test lint docs bench comparison architectures engines engines-test cluster-test newcomer dist release clean
+.PHONY: audit showcase test test-all test-long test-oldest test-older test-newest golden golden-write figures house gate-test lint docs bench comparison architectures engines engines-test cluster-test newcomer dist release clean
 
 audit: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --allow-known --cases 60 --jobs 2
@@ -74,6 +74,10 @@ golden-write: $(VENV)/.installed
 # FIGURES='readme docs' these alone.
 figures: $(VENV)/.installed
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python tests/figures.py $(FIGURES)
+
+# The shape of the package in numbers: lines, files, comments, short and complex functions, names that occur twice.
+house: $(VENV)/.installed
+	PYTHONPATH=tests $(VENV)/bin/python tests/house.py
 
 # The gate on servers of the trained pair: eleven planted faults, and right ones (tests/gate_servers/measure.py).
 gate-test: $(VENV)/.installed

@@ -26,6 +26,7 @@ from eqcheck.lanes.checkpoint.drawing import alike
 CAUSES = [
     ("frequency-ignored", "frequency-penalty", "option-ignored"),
     ("stale", "frequency-penalty", "option-stale"),
+    ("row-start-alone", "allowed-ids", "option-for-row-start-alone"),
     ("stale", "bad-words", "option-stale"),
     ("ngrams-ignored", "no-repeat-ngram-size", "option-ignored"),
     ("stale", "no-repeat-ngram-size", "option-stale"),
@@ -35,6 +36,7 @@ CAUSES = [
     ("once-a-round", "frequency-penalty", "option-once-a-round"),
     ("bonus-without", "logit-bias", "option-missing-at-bonus"),
     ("first-alone", "allowed-ids", "option-for-first-alone"),
+    ("row-start-alone", "logit-bias", "option-for-row-start-alone"),
     ("first-without", "allowed-ids", "option-missing-at-first"),
     ("drafts-without", "allowed-ids", "option-at-bonus-alone or option-missing-at-correction"),
     ("times-tokens", "logit-bias", "option-times-tokens"),

@@ -101,6 +101,7 @@ FAULTS: dict[str, Fault] = {
     "stale": lambda at: (at.row.options, at.row.output),
     "stale-bonus": lambda at: (at.row.options, at.row.output if at.bonus else at.before),
     "first-alone": lambda at: (at.off() if at.offset else at.row.options, at.before),
+    "row-start-alone": lambda at: (at.off() if at.before else at.row.options, at.before),
     "bonus-without": lambda at: (at.off() if at.bonus else at.row.options, at.before),
     "drafts-without": lambda at: (at.row.options if at.bonus else at.off(), at.before),
     "over-rejected": lambda at: (at.row.options, [*at.row.rejected, *at.before]),

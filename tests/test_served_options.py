@@ -65,7 +65,7 @@ def test_every_fault_in_an_option_makes_a_row_wrong(build: type[Rounds], fault: 
 
 
 @pytest.mark.parametrize("build", BUILDS)
-@pytest.mark.parametrize(("fault", "option", "edit"), CAUSES[:9])
+@pytest.mark.parametrize(("fault", "option", "edit"), CAUSES[:10])
 @pytest.mark.tiers(quick=8, rest=1)
 def test_a_fault_in_an_option_is_named(build: type[Rounds], fault: str, option: str, edit: str) -> None:
     """The others by ``python -m option_causes``."""

@@ -250,6 +250,7 @@ _MISPLACED: dict[str, Misplaced] = {
     "option-stale": lambda at: (at.row, at.begun),
     "option-stale-for-bonus": lambda at: (at.row, at.begun if at.bonus else at.before),
     "option-for-first-alone": lambda at: (at.row if at.index == at.start else at.plain, at.before),
+    "option-for-row-start-alone": lambda at: (at.plain if at.index else at.row, at.before),
     "option-stale-by-a-round": lambda at: (at.row, at.output[: at.earlier]),
     "option-missing-at-first": lambda at: (at.plain if at.index == at.start else at.row, at.before),
     "option-at-bonus-alone": lambda at: (at.row if at.bonus else at.plain, at.before),

@@ -38,6 +38,7 @@ _TABLE = {
         "option-stale": "the tokens of the current round do not count for {options}",
         "option-stale-for-bonus": "the tokens of the current round do not count for {options} at the bonus token",
         "option-for-first-alone": "{options} is applied only to the first token of a round",
+        "option-for-row-start-alone": "{options} is applied only to the first new token of a row",
         "option-stale-by-a-round": "the tokens of the current round and of the one before do not count for {options}",
         "option-missing-at-first": "{options} is not applied to the first token of a round",
         "option-at-bonus-alone": "{options} is applied only to the bonus token",

@@ -19,7 +19,7 @@ from eqcheck.truth.logprobs import Logprobs, of_scores
 ALL_KNOWN = ("", "full")  # checkpoints whose scores are all known, and not only those of the target's own tokens
 # The scores of a built checkpoint have less noise in any dtype; margins are 1, and only penalties shrink them. Weights
 # round the function's steps off, so scores differ from the function's in float64, too: by 0.018 at most.
-BUILT_NOISE, _IN_FLOAT64 = 0.25, 0.05
+BUILT_NOISE, _IN_FLOAT64 = 0.25, 0.03
 
 
 @dataclass(frozen=True)

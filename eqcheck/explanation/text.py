@@ -30,6 +30,7 @@ from eqcheck.explanation.tokens import compared, shortened
 
 WIDTH = 100  # characters a line, where nothing says how wide the output is
 _EXPECTED, _AGAIN = ("expected", "got"), ("first", "again")  # of a seed: the same request twice
+_UNNAMED = ("stray-law", "impossible-token")  # kinds that say that a law is wrong, and not what is wrong with it
 _TWICE = ("seed-ignored", "batch-dependent")
 RIGHT_SO_FAR = "tokens right so far"  # in spite of a wrong context
 _TITLE = 13  # characters of the longest title
@@ -376,8 +377,12 @@ def _causes(e: Explanation, width: int, brief: bool) -> list[Part]:
     sentences = [*_read(e), *_told(e)]
     if e.of_law:
         named = 1 if "likelier" in e.facts else 0  # the first sentence is the cause, where there is one
-        cause = Part("Likely cause", sentences=tuple(sentences[:1])) if named else Part("Cause unknown", _NOTHING_LEADS)
-        return [cause, Part("Evidence", sentences=tuple(sentences[named:]))]
+        evidence = Part("Evidence", sentences=tuple(sentences[named:]))
+        if named:
+            return [Part("Likely cause", sentences=tuple(sentences[:1])), evidence]
+        if e.kind in _UNNAMED:
+            return [Part("Cause unknown", _NOTHING_LEADS), evidence]
+        return [evidence]  # the kind is the cause, and the headline has its meaning
     return [Part(_certainty(e), sentences=tuple(sentences), slots=slots)]
 
 

@@ -9,7 +9,6 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import power
 from eqcheck.lanes.about import SAMPLING
@@ -87,9 +86,7 @@ def explained(outcome: Outcome, wealth: Wealth, cause: Named | None, impossible:
     best, crossed = wealth.best(), wealth.supremum >= VIOLATION
     evidence = f"{wealth.supremum:.2g}"
     first = outcome.explanation if impossible else None
-    named = cause is not None and cause.kind != "stray-law"
-    words = cause.words or (KINDS[cause.kind].meaning if named else "") if cause else ""
-    clauses = [words] if words else []
+    clauses = [cause.words] if cause and cause.words else []
     clauses += [first.detail] if first else []
     if crossed:
         clauses.append(
@@ -100,7 +97,7 @@ def explained(outcome: Outcome, wealth: Wealth, cause: Named | None, impossible:
         clauses += _hints(wealth)
     kind = cause.kind if cause else IMPOSSIBLE if impossible else "stray-law"
     facts: dict[str, int | str] = {"evidence": evidence, "tokens": wealth.tokens, "bet": best[0][0].name}
-    facts |= {"likelier": f"1e{cause.log_factor / math.log(10):.0f}"} if cause and words else {}
+    facts |= {"likelier": f"1e{cause.log_factor / math.log(10):.0f}"} if cause and cause.words else {}
     facts |= {"again": " ".join(f"{one.numbers}:{one.when}" for one in cause.again)} if cause and cause.again else {}
     explanation = replace(first or Explanation("sampling", kind), kind=kind, facts=facts).saying(*clauses)
     return replace(outcome, status="violation", explanation=explanation)
