@@ -23,7 +23,7 @@ from eqcheck.contract.decoders import Request, decoder
 from eqcheck.decoding.harness import run
 from eqcheck.explanation.records import Explanation, Given
 from eqcheck.explanation.text import render
-from eqcheck.lanes.sampling.evidence import explained as law_explained
+from eqcheck.lanes.sampling.evidence import wrong_law as law_explained
 from eqcheck.oracle.check import judge
 from eqcheck.real.models import model_of
 from eqcheck.result.findings import Audit, Options

@@ -31,7 +31,7 @@ from eqcheck.hashlm.scores import UNEVEN, score_table
 from eqcheck.hashlm.trace import Call
 
 MOST = 4  # choices of a column that are looked at: the more of them, the more matches are accidents
-_AGREEING, _FOR_ONE_THAT_DIFFERS = 3, 3  # copies of the case with other ids in which a match has to be found again
+_FOUND_AGAIN, _FOR_ONE_WITHOUT = 3, 3  # copies of the case with other ids in which a match has to be found again
 
 
 class Choice(NamedTuple):
@@ -66,7 +66,7 @@ def recognised(
         if other is not None and (there := choices(done, other)) is not None:
             again.append(set(there))
     counts = Counter(choice for there in again for choice in there if choice in matches)
-    least = max(_AGREEING, len(again) - len(again) // (_FOR_ONE_THAT_DIFFERS + 1))
+    least = max(_FOUND_AGAIN, len(again) - len(again) // (_FOR_ONE_WITHOUT + 1))
     same = [choice for choice, count in counts.items() if count >= least]
     if not same:
         return None
@@ -90,7 +90,7 @@ def _residual(run: Run, explanation: Explanation) -> Statement | None:
     if row is None or index is None or token is None or family.target or family.built:
         return None
     labels = labels_of(run, run.trace)
-    if (query := _query(run, labels, row, index, token)) is None:
+    if (query := _last_query(run, labels, row, index, token)) is None:
         return None
     number, batch_row, column = query
     call = labels.calls[number]
@@ -111,7 +111,7 @@ def _softmax(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return shares
 
 
-def _query(run: Run, labels: Labels, row: int, index: int, observed: int) -> Write | None:
+def _last_query(run: Run, labels: Labels, row: int, index: int, observed: int) -> Write | None:
     """The last query that answered for a new token in exactly the right context before it was committed."""
     position = len(run.case.prompts[row]) + index - 1
     commit = Sources(run, labels).committed_by(row, position, observed)
@@ -128,7 +128,7 @@ def choices(run: Run, explanation: Explanation) -> dict[Choice, tuple[Write, int
     if row is None or index is None or token is None:
         return None
     labels = labels_of(run, run.trace)
-    query = _query(run, labels, row, index, token)
+    query = _last_query(run, labels, row, index, token)
     if query is None:
         return None
     number, own_row, own_column = query

@@ -15,8 +15,6 @@ from eqcheck.explanation.statements import Statement, state
 from eqcheck.result.verdict import RowVerdict, common_start
 from eqcheck.truth.logprobs import Logprobs, logprobs
 
-Ids = tuple[int, ...]
-
 
 def told_wrongly(
     completions: Sequence[Completion | None],

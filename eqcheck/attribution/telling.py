@@ -56,7 +56,7 @@ def whose(
     same = [cell for cell, count in counts.items() if count >= max(_LEAST, tried - tried // 6)]
     if not same:
         return None
-    query, cell = _query(labels, run, row, index), max(same, key=lambda cell: (counts[cell], not cell.own_token))
+    query, cell = _first_query(labels, run, row, index), max(same, key=lambda cell: (counts[cell], not cell.own_token))
     assert query is not None
     facts = {"call": query[0], "batch_row": cell.batch_row, "column": cell.column}
     told = {name: value for name, value in explanation.facts.items() if name in ("index", "own", "told")}
@@ -69,7 +69,7 @@ def whose(
     return state("logprob-of-column", **told, **facts)
 
 
-def _query(labels: Labels, run: Run, row: int, index: int) -> Write | None:
+def _first_query(labels: Labels, run: Run, row: int, index: int) -> Write | None:
     """The first query that predicted a new token in exactly the right context."""
     position = len(run.case.prompts[row]) + index - 1
     return next((write for write, label in labels.queries(row, position) if label.exact), None)
@@ -77,7 +77,7 @@ def _query(labels: Labels, run: Run, row: int, index: int) -> Write | None:
 
 def _cells(run: Run, labels: Labels, row: int, index: int) -> set[Cell]:
     """The cells of the call that predicted a new token which have the value that was returned for it."""
-    case, query, completion = run.case, _query(labels, run, row, index), run.completions[row]
+    case, query, completion = run.case, _first_query(labels, run, row, index), run.completions[row]
     family = FAMILY[case.family]
     if family.target or family.built or query is None or completion is None or completion.logprobs is None:
         return set()

@@ -11,7 +11,7 @@ from eqcheck.result.findings import Audit, Finding, OtherCase
 _OTHERS, _OTHER_LENGTH = 4, 3000  # other cases of a finding, and characters of each
 
 
-def joined(earlier: Finding, later: Finding) -> Finding | None:
+def one_of(earlier: Finding, later: Finding) -> Finding | None:
     """One of two findings, where they need the same options and have one cause or look alike; an explained one stays.
 
     Several fingerprints that were read can prove to be one, or `unattributed`.
@@ -24,7 +24,7 @@ def joined(earlier: Finding, later: Finding) -> Finding | None:
     return replace(later if better else earlier, seen=tuple(dict.fromkeys(earlier.seen + later.seen)))
 
 
-def others(result: Audit, finding: Finding) -> tuple[OtherCase, ...]:
+def others_of(result: Audit, finding: Finding) -> tuple[OtherCase, ...]:
     """The first small cases, as they were drawn, that were read to fail by the cause of a finding."""
     shown: list[OtherCase] = []
     for outcome in result.outcomes:

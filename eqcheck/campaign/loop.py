@@ -12,7 +12,8 @@ from operator import itemgetter
 from typing import Any
 
 from eqcheck.attribution.state import of_sequence
-from eqcheck.campaign import events, joining
+from eqcheck.campaign import events
+from eqcheck.campaign.joining import one_of, others_of
 from eqcheck.campaign.pace import Pace, interruptible, pointless
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError
@@ -193,7 +194,7 @@ class Campaign:
                 result.unreached = self.lane.unreached()
         for number, finding in enumerate(result.findings):
             with guarded(result.internal, "render", finding.case):
-                result.findings[number] = replace(finding, others=joining.others(result, finding))
+                result.findings[number] = replace(finding, others=others_of(result, finding))
         return result
 
     def _count_or_add(self, outcome: Outcome) -> None:
@@ -452,7 +453,7 @@ class Campaign:
         finding, findings = _with(replace(finding, count=0), shown_by), self.result.findings
         self.store(finding, looked_into)
         for number, earlier in enumerate(findings):
-            if earlier.standing == finding.standing and (joined := joining.joined(earlier, finding)):
+            if earlier.standing == finding.standing and (joined := one_of(earlier, finding)):
                 findings[number] = _with(replace(joined, count=earlier.count, replayed=earlier.replayed), shown_by)
                 return
         findings.append(finding)

@@ -18,7 +18,6 @@ from eqcheck.cli import (
     checkpoint,
     common,
     completion,
-    configured,
     explain,
     gate,
     kinds,
@@ -29,6 +28,7 @@ from eqcheck.cli import (
     selfcheck,
 )
 from eqcheck.cli.common import LinedHelp, examples
+from eqcheck.cli.configured import configured
 from eqcheck.contract.errors import INCONCLUSIVE, INTERNAL, USAGE, UsageError, did_you_mean
 from eqcheck.contract.escaping import printable
 from eqcheck.contract.extras import EXTRAS, missing
@@ -86,7 +86,7 @@ def _parsed(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argp
     """Parse the options; SPECs may stand anywhere among them, although argparse takes only their first group."""
     words = list(sys.argv[1:] if argv is None else argv)
     options = _read(parser, words)
-    if options.run is audit.run and (more := configured.words(options)):
+    if options.run is audit.run and (more := configured(options)):
         words[1:1] = more
         try:
             options = _read(parser, words)

@@ -16,7 +16,7 @@ def drawn(options: argparse.Namespace) -> list[str]:
     return [f"--{name.replace('_', '-')}" for name in DRAW if getattr(options, name) is not None]
 
 
-def words(options: argparse.Namespace) -> list[str]:
+def configured(options: argparse.Namespace) -> list[str]:
     """The words of the file for an audit; those left out are said otherwise on the command line."""
     file = configuration.read(Path.cwd())
     more = list(file.options)

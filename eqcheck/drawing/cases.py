@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +24,6 @@ VOCAB_SIZE = 128  # prompts are made of these ids
 FIRST_ID, LAST_ID = 0, VOCAB_SIZE - 1  # ids that code is apt to treat in a special way
 DRAWN_OPTIONS = ("stop-sequences", "cancel", "logprobs")
 """Capabilities that add options to cases of the transparent target."""
-T = TypeVar("T")
 
 
 USUAL = Bounds(4, 6, 10, 4)  # most cases stay within these, in each respect

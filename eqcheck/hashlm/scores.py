@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from eqcheck.hashlm import hashing
+from eqcheck.hashlm.hashing import Ints, logits_table
 
 GRID = 64
 DEAD = -10_000.0  # the score of a token without probability: `exp` of it is zero in float64
@@ -45,9 +45,9 @@ def score_table(vocab_size: int, seed: int, spread: Spread) -> npt.NDArray[np.fl
     >>> score_table(8, 0, Spread(0.5, support=2))[0].tolist()
     [3.0, -10000.0, -10000.0, -10000.0, 3.5, -10000.0, -10000.0, -10000.0]
     """
-    table = hashing.logits_table(vocab_size, seed).astype(np.float64)
+    table = logits_table(vocab_size, seed).astype(np.float64)
     if spread.mix:
-        table = (1 - spread.mix) * table + spread.mix * hashing.logits_table(vocab_size, seed + _OTHER)
+        table = (1 - spread.mix) * table + spread.mix * logits_table(vocab_size, seed + _OTHER)
     if spread.uneven:
         table = table * (1 + np.arange(len(table))[:, None] % _DISTANCES) / _DISTANCES
     scores = np.round(table * spread.scale * GRID) / GRID
@@ -60,7 +60,7 @@ def score_table(vocab_size: int, seed: int, spread: Spread) -> npt.NDArray[np.fl
 
 
 @lru_cache(maxsize=64)
-def ranked(vocab_size: int, seed: int, spread: Spread) -> tuple[hashing.Ints, hashing.Ints]:
+def ranked(vocab_size: int, seed: int, spread: Spread) -> tuple[Ints, Ints]:
     """The most likely and the second most likely token of each row, the lower id first where two are alike."""
     order = np.argsort(-score_table(vocab_size, seed, spread), axis=1, kind="stable")
     return order[:, 0], order[:, 1]

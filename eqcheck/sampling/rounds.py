@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from eqcheck.sampling import reuse
 from eqcheck.sampling.laws import BASES, MATCH, PartLaw, Verification
-from eqcheck.sampling.reuse import normal
+from eqcheck.sampling.reuse import normal, race, refusing, spent
 from eqcheck.sampling.row import Bools, Floats, Ints
 
 FLOOR = 0.005  # no law calls anything impossible: one odd token must not decide
@@ -146,7 +145,7 @@ class PartLaws:
         law = drawn(read.q if part == "draft" else read.p, name)
         if name.rule == "place":
             return np.where((read.role == "bonus")[:, None], read.around[name.of], read.p[""])
-        return reuse.spent(read.p[""], read.spent) if name.rule == "coin" else law
+        return spent(read.p[""], read.spent) if name.rule == "coin" else law
 
     def acceptance(self, name: Verification) -> Floats:
         """The chance ``[n]`` that the draft token is accepted, or looks so because it is drawn again."""
@@ -190,8 +189,8 @@ class PartLaws:
         if rule == "backwards":
             return normal(np.maximum(q - read.p[""], 0), left)
         if rule == "coin":
-            return reuse.refusing(left, read.p[""][self.n, self.d], q[self.n, self.d])
-        return reuse.race(left, q) if rule == "race" else left
+            return refusing(left, read.p[""][self.n, self.d], q[self.n, self.d])
+        return race(left, q) if rule == "race" else left
 
     def _others(self, name: Verification) -> dict[str, Verification]:
         """Any law of the draft that may be taken where another one is not known."""

@@ -11,7 +11,7 @@ from eqcheck.contract.grammars import Edge, Grammar, choice, ended, stuck
 
 _ROWS = 4  # more cost time: what rows emit must be known
 _MOST = 0.7  # of the rows chosen, so that some stand beside one with a grammar and have none
-_TRIES = 8  # until a grammar changes a token, and the target prefers one at each place
+_TRIES_OF_GRAMMAR = 8  # until a grammar changes a token, and the target prefers one at each place
 
 
 def with_grammars(rng: random.Random, case: EngineCase, alone: Truth) -> EngineCase:
@@ -23,7 +23,7 @@ def with_grammars(rng: random.Random, case: EngineCase, alone: Truth) -> EngineC
     return case.with_options(row.options for row in rows)
 
 
-def ruled(rng: random.Random, row: EngineRow, alone: Truth, tries: int = _TRIES) -> EngineRow:
+def ruled(rng: random.Random, row: EngineRow, alone: Truth, tries: int = _TRIES_OF_GRAMMAR) -> EngineRow:
     """The row with a grammar that changes a token of it, and leaves the target one best token at each place.
 
     Of a row that has one, about every second time the grammar stays if it is such a one: one that was made small may

@@ -11,7 +11,7 @@ from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import Truth, row_with
 
-BLOCK = 16  # tokens in a block of an engine's cache
+_CACHE_BLOCK = 16  # tokens in a block of an engine's cache
 _ROWS = 4  # more cost time: what rows emit must be known
 
 
@@ -86,7 +86,7 @@ def stopping(
     stop = tokens[start : start + rng.choice((1, 1, 2, 3, 4))]
     kind = rng.choice(("emitted", "several", "left open", "prefix", "across a block", "at the end", "prompt", "across"))
     if kind == "across a block":  # of the engine's cache
-        edge = BLOCK if of_output and len(prompt) % 2 else -len(prompt) % BLOCK
+        edge = _CACHE_BLOCK if of_output and len(prompt) % 2 else -len(prompt) % _CACHE_BLOCK
         stop = tokens[max(0, edge - 1) : edge + 1] or stop
     elif kind == "at the end":
         stop = tokens[-rng.randint(1, 3) :]
@@ -130,7 +130,7 @@ def stops_seen(case: EngineCase, outputs: Sequence[tuple[int, ...]]) -> dict[str
         "stopped": bool(ended),
         "stop_of_several": any(len(stop) > 1 for *_, stop in ended),
         "stop_across_blocks": any(
-            ((end := len(row.prompt) + len(tokens)) - 1) // BLOCK != (end - len(stop)) // BLOCK
+            ((end := len(row.prompt) + len(tokens)) - 1) // _CACHE_BLOCK != (end - len(stop)) // _CACHE_BLOCK
             for row, tokens, stop in ended
         ),
         "stop_in_prompt": any(places(stop, row.prompt) for row, options, _ in rows for stop in options.stop_sequences),

@@ -9,7 +9,7 @@ from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import power
 from eqcheck.lanes.checkpoint.conclusions import silent
-from eqcheck.lanes.sampling.evidence import explained
+from eqcheck.lanes.sampling.evidence import wrong_law
 from eqcheck.lanes.sampling.judge import IMPOSSIBLE
 from eqcheck.result import declining, losses
 from eqcheck.result.findings import Audit, Finding, LawEvidence
@@ -68,7 +68,7 @@ def _seen_together(result: Audit, wealth: Wealth) -> list[Finding]:
     """The finding of a law that the tokens of several shards show to be wrong, and those of none alone."""
     if result.telling is None or wealth.impossible or any(map(of_law, result.findings)):
         return []
-    outcome = explained(result.telling[1], wealth, None)
+    outcome = wrong_law(result.telling[1], wealth, None)
     return [law_finding(outcome, wealth.crossed or wealth.tokens, 1, result.decoder.lossless is True)]
 
 

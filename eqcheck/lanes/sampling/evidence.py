@@ -78,10 +78,10 @@ class Gathered:
         ``smallest`` is such a case made small.
         """
         impossible = smallest or self.impossible
-        return explained(impossible or self.telling()[0], self.wealth, cause, impossible is not None)
+        return wrong_law(impossible or self.telling()[0], self.wealth, cause, impossible is not None)
 
 
-def explained(outcome: Outcome, wealth: Wealth, cause: Named | None, impossible: bool = False) -> Outcome:
+def wrong_law(outcome: Outcome, wealth: Wealth, cause: Named | None, impossible: bool = False) -> Outcome:
     """The wrong law explained, on this case: ``impossible`` says that it has a token without probability."""
     best, crossed = wealth.best(), wealth.supremum >= VIOLATION
     evidence = f"{wealth.supremum:.2g}"

@@ -22,7 +22,8 @@ from eqcheck.case.engine import EngineRow
 from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.truth import FunctionTruth, ModelTruth, Truth
+from eqcheck.checkpoints.truth import FunctionTruth, ModelTruth
+from eqcheck.checkpoints.truth import Truth as EngineTruth
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.decoding.run import cut
 from eqcheck.sampling.laws import UNCUT, misused
@@ -89,7 +90,7 @@ class Laws(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _truth_of_draft(name: str) -> Truth:
+def _truth_of_draft(name: str) -> EngineTruth:
     pair = checkpoint(name)
     return FunctionTruth(pair.built[1].function) if pair.built else ModelTruth(pair.models()[1])
 
