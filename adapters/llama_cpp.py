@@ -29,7 +29,7 @@ import eqcheck
 from eqcheck.contract.completion import with_and_without
 from eqcheck.contract.decoders import Request, RowOptions
 from eqcheck.contract.errors import without_drafts
-from eqcheck.contract.grammars import rules
+from eqcheck.contract.options import rules
 
 ORIGIN = "https://github.com/ggml-org/llama.cpp"
 _SLOTS, _MANY_ROWS, _MANY_SLOTS = 4, 32, 16

@@ -20,7 +20,7 @@ import eqcheck
 from eqcheck.contract.completion import with_and_without
 from eqcheck.contract.decoders import Request, RowOptions
 from eqcheck.contract.errors import without_drafts
-from eqcheck.contract.grammars import spelled_rules
+from eqcheck.contract.options import spelled_rules
 
 _PIPELINES = 4  # kept at a time
 _SPECIAL = 255  # of the tokenizers of checkpoints

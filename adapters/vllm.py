@@ -33,7 +33,7 @@ import eqcheck
 from eqcheck.contract.completion import with_and_without
 from eqcheck.contract.decoders import Request, RowOptions
 from eqcheck.contract.errors import without_drafts
-from eqcheck.contract.grammars import rules
+from eqcheck.contract.options import rules
 
 _ENGINES = 4  # kept at a time
 

@@ -15,7 +15,7 @@ from benchmarks.pair import Pair
 from eqcheck.contract.decoders import Request
 from eqcheck.contract.errors import OutputError
 from eqcheck.oracle.check import Oracle
-from eqcheck.result.verdict import Verdict
+from eqcheck.result.outcome import Verdict
 from eqcheck.truth import ties
 
 LENGTHS = ("uniform", "mixed")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eqcheck.contract.escaping import inline
+from eqcheck.contract.errors import inline
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import reason
 from eqcheck.report.schema import Report, ReportedViolation

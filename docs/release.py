@@ -13,7 +13,7 @@ from pathlib import Path
 from eqcheck import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
-_TEXTS = (".md", ".toml", ".yml", ".yaml", ".cff", "cli/scaffold.py")  # the last writes workflows that install it
+_TEXTS = (".md", ".toml", ".yml", ".yaml", ".cff", "cli/new.py")  # the last writes workflows that install it
 
 
 def remaining(texts: Mapping[str, str], tools: Iterable[str], version: str = __version__) -> list[str]:

@@ -21,7 +21,7 @@ from issues import NOTES, notes, page_of
 
 from eqcheck import __version__
 from eqcheck.construction.layouts import LAYOUTS
-from eqcheck.contract.escaping import inline
+from eqcheck.contract.errors import inline
 from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.text import WIDTH, laid_out, parts
 from eqcheck.lanes.about import CHECKPOINT

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from eqcheck.contract.registry import names as names
     from eqcheck.oracle.check import Oracle as Oracle
     from eqcheck.oracle.check import assert_equivalent as assert_equivalent
-    from eqcheck.result.verdict import Verdict as Verdict
+    from eqcheck.result.outcome import Verdict as Verdict
 
 __version__ = "0.3.0"
 
@@ -39,7 +39,7 @@ _LAZY = {
     "Oracle": "eqcheck.oracle.check",
     "Request": "eqcheck.contract.decoders",
     "Unsupported": "eqcheck.contract.errors",
-    "Verdict": "eqcheck.result.verdict",
+    "Verdict": "eqcheck.result.outcome",
     "Violation": "eqcheck.contract.errors",
     "assert_equivalent": "eqcheck.oracle.check",
     "decoder": "eqcheck.contract.decoders",

@@ -154,8 +154,7 @@ class Equivalence:
         """The decoder under test; `UsageError` where the class names none."""
         from eqcheck.contract import registry
         from eqcheck.contract.decoders import Decoder
-        from eqcheck.contract.errors import UsageError
-        from eqcheck.contract.escaping import describe
+        from eqcheck.contract.errors import UsageError, describe
 
         adapter = getattr(cls, "adapter", None)
         if adapter is None and getattr(cls, "base_url", None):

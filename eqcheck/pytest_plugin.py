@@ -254,7 +254,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     """An ``assert`` of a verdict that fails gets its whole explanation; pytest's own message has one line of it."""
     report = yield
-    known = sys.modules.get("eqcheck.result.verdict")
+    known = sys.modules.get("eqcheck.result.outcome")
     if known and call.excinfo and call.excinfo.errisinstance(AssertionError):
         message, frame = str(call.excinfo.value), call.excinfo.traceback[-1].frame
         verdicts = [one for one in frame.f_locals.values() if isinstance(one, known.Verdict)]

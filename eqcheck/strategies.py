@@ -12,10 +12,9 @@ from eqcheck.case.record import Case
 from eqcheck.contract.decoders import CLAIMED, PADDING_SIDES, TAKEN
 from eqcheck.contract.errors import CaseError
 from eqcheck.contract.extras import missing
+from eqcheck.contract.profiles import WIDE, Bounds
 from eqcheck.contract.requirements import checked
-from eqcheck.contract.sizes import WIDE, Bounds
-from eqcheck.drawing.cases import VOCAB_SIZE, Claims, draw_case
-from eqcheck.drawing.choices import Choices
+from eqcheck.drawing.cases import VOCAB_SIZE, Choices, Claims, draw_case
 
 try:
     from hypothesis import reject

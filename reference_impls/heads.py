@@ -5,7 +5,7 @@ that the row accepted (`drafters.reading`): the state in the column of the last 
 in every row.
 
 A head is anything with ``vocab_size``, ``hidden_size`` and one of the shapes: ``column(hidden, k)``; ``accepted`` with
-``step(state, token)``; or ``pairs``. `eqcheck.drafting.head` says what each is called with.
+``step(state, token)``; or ``pairs``. `eqcheck.drafting.draft` says what each is called with.
 
     >>> from eqcheck.decoding.harness import models, truth_of
     >>> from eqcheck.case.record import Case

@@ -51,13 +51,13 @@ TRANSPARENT = (
     "campaign.loop",
     "campaign.pace",
     "lanes.lane",
-    *(f"lanes.transparent.{name}" for name in ("judge", "settle", "sequences", "reduction")),
+    *(f"lanes.transparent.{name}" for name in ("coverage", "sequences", "reduction")),
 )
 CHECKPOINT = (
     "campaign.loop",
     "campaign.pace",
     "lanes.lane",
-    *(f"lanes.checkpoint.{name}" for name in ("investigate", "reduction")),
-    *(f"lanes.sampling.{name}" for name in ("checkpoint", "evidence", "lane")),
+    *(f"lanes.checkpoint.{name}" for name in ("investigate",)),
+    *(f"lanes.sampling.{name}" for name in ("checkpoint", "judge", "lane")),
     "case.reduction",
 )

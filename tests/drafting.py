@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from eqcheck.attribution.draft_losses import draft_losses
+from eqcheck.attribution.losses import draft_losses
 from eqcheck.case.record import Case
 from eqcheck.catalogue.engines.batch import Holes, Realigned, RolledBack
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows, left_padded

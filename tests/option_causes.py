@@ -18,8 +18,8 @@ from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import row_with
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.lanes.checkpoint.changing import CHANGING
 from eqcheck.lanes.checkpoint.drawing import alike
+from eqcheck.lanes.checkpoint.option_effects import CHANGING
 
 # The fault, the option, and the edit that says it. Where a draft applies options, what it proposes is right for the
 # target with them, so that options which only the bonus has are missed at corrections alone.

@@ -12,7 +12,7 @@ import pytest
 
 from eqcheck.report import load
 from eqcheck.report.schema import Report, from_builtins, to_builtins
-from eqcheck.result.story import DrawnCall, DrawnQuery, DrawnRound, DrawnRow, DrawnSlot, Story
+from eqcheck.result.outcome import DrawnCall, DrawnQuery, DrawnRound, DrawnRow, DrawnSlot, Story
 
 ROOT = Path(__file__).parents[1]
 HOSTILE = "<img src=x onerror=alert(1)></p></script></style>\"'><b>\x1b[2J\x07\u202e{{ 7*7 }}\ud800"

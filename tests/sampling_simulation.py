@@ -16,7 +16,7 @@ from simulated_faults import FAULTS, RIGHT, Fault
 from simulated_samplers import REGIMES, Options, Sampler, World, as_case, decode
 
 from eqcheck.lanes.sampling.drawing import DRAWN
-from eqcheck.sampling.row import Floats, SampledRow
+from eqcheck.sampling.laws import Floats, SampledRow
 from eqcheck.sampling.wealth import PORTFOLIO, VIOLATION, Wealth
 
 WEIGHTS = {name: regime.share for name, regime in DRAWN.items()}

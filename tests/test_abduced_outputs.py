@@ -18,8 +18,7 @@ from eqcheck.checkpoints.truth import ModelTruth, row_with
 from eqcheck.construction.function import Function
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.explanation.text import render
-from eqcheck.lanes.checkpoint.explain import UNEXPLAINED, abduced, explain
-from eqcheck.lanes.checkpoint.outcome import judged
+from eqcheck.lanes.checkpoint.outcome import UNEXPLAINED, abduced, explain, judged
 
 
 @pytest.fixture(scope="module")

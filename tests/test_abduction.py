@@ -13,13 +13,11 @@ import torch
 from transformers import DynamicCache
 
 from eqcheck.abduction import EDITS, Abduced, Evidence, abduce, everywhere, row_by_row
-from eqcheck.abduction.commits import RULES
-from eqcheck.abduction.contexts import CONTEXTS
-from eqcheck.abduction.evaluation import _Evaluation, _exact
-from eqcheck.abduction.evidence import NOISE
-from eqcheck.abduction.hypotheses import Hypothesis
-from eqcheck.abduction.occurrences import systematic
-from eqcheck.abduction.program import plain_row
+from eqcheck.abduction.context_edits import CONTEXTS
+from eqcheck.abduction.evidence import NOISE, Hypothesis
+from eqcheck.abduction.output_edits import RULES
+from eqcheck.abduction.placements import systematic
+from eqcheck.abduction.queries import _Evaluation, _exact, plain_row
 from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.checkpoints import built
 from eqcheck.checkpoints.models import checkpoint

@@ -17,7 +17,7 @@ from eqcheck.contract.decoders import Decoder, Request, RowOptions
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.requirements import unmet
 from eqcheck.lanes.checkpoint.drawing import EngineCases, alike
-from eqcheck.lanes.checkpoint.reduction import candidates, needs
+from eqcheck.lanes.checkpoint.investigate import candidates, needs
 from eqcheck.lanes.sampling.drawing import SampledEngineCases
 
 DRAWN = EngineCases(2, (*CLAIMS, "n", "arrivals"), kinds=("full",))

@@ -21,8 +21,8 @@ from eqcheck.contract import registry
 from eqcheck.contract.decoders import CAPABILITIES, Decoder, RowOptions
 from eqcheck.contract.errors import CaseError, UsageError
 from eqcheck.lanes.checkpoint.drawing import BLOCK, EngineCases, exercised
+from eqcheck.lanes.checkpoint.investigate import minimise, needs, without
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
-from eqcheck.lanes.checkpoint.reduction import minimise, needs, without
 from eqcheck.result.findings import Options
 from eqcheck.workers.interpreter import environment
 

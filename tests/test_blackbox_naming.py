@@ -7,9 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from eqcheck.sampling.laws import OPTIONS, TOKENS, wrong_samplers
+from eqcheck.sampling.laws import OPTIONS, TOKENS, Floats, wrong_samplers
 from eqcheck.sampling.naming import Named, named
-from eqcheck.sampling.row import Floats
 from eqcheck.sampling.tokens import RIGHTS, Seen, predicted
 from eqcheck.sampling.tokens import Tokens as Hidden
 

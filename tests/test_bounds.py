@@ -17,8 +17,7 @@ from eqcheck.cli import main
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import CACHE_STATES, CAPABILITIES, FAMILIES, Decoder
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE
-from eqcheck.contract.profiles import profile
-from eqcheck.contract.sizes import Bounds
+from eqcheck.contract.profiles import Bounds, profile
 from eqcheck.explanation.notice import LIMIT, kind_of
 from eqcheck.lanes.lane import LANES, lanes_of, shares, total_for
 from eqcheck.lanes.transparent.search import Source

@@ -15,8 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from eqcheck.abduction.answers import answers
-from eqcheck.abduction.program import Program, plain_row
+from eqcheck.abduction.queries import Program, answers, plain_row
 from eqcheck.checkpoints import built, models
 from eqcheck.cli import main
 from eqcheck.construction.function import CODES, shuffled

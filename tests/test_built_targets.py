@@ -16,7 +16,7 @@ from eqcheck.catalogue import FAULTS
 from eqcheck.checkpoints import built
 from eqcheck.contract import registry
 from eqcheck.contract.errors import UsageError
-from eqcheck.real.built import loaded, recognised
+from eqcheck.real.models import loaded, recognised
 from eqcheck.real.targets import families_of
 from eqcheck.result.findings import Options
 

@@ -9,10 +9,8 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck.attribution.choices import choices
-from eqcheck.attribution.ids import variants
 from eqcheck.attribution.reading import Reader
-from eqcheck.attribution.witnesses import second_opinion
+from eqcheck.attribution.witnesses import choices, second_opinion, variants
 from eqcheck.case.record import Case
 from eqcheck.contract.completion import Completion
 from eqcheck.contract.decoders import Generate

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eqcheck import Completion
-from eqcheck.attribution.ids import Places, permuted, with_ids
+from eqcheck.attribution.witnesses import Places, permuted, with_ids
 from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.contract.architectures import family_of

@@ -18,8 +18,7 @@ from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
 from eqcheck.contract.decoders import Request, decoder
 from eqcheck.decoding.harness import truth_of
-from eqcheck.decoding.run import Truth
-from eqcheck.decoding.schedule import Schedule
+from eqcheck.decoding.run import Schedule, Truth
 from eqcheck.lanes.transparent import lane
 from eqcheck.lanes.transparent.conclusions import Places, table, told
 from eqcheck.lanes.transparent.coverage import traits

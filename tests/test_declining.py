@@ -24,7 +24,7 @@ from eqcheck.contract.decoders import REQUIREMENTS, Decoder, Request, decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.requirements import unmet
 from eqcheck.decoding.harness import run
-from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.lanes.transparent.coverage import try_case
 from eqcheck.oracle.check import judge
 from eqcheck.result.findings import Audit, Options
 from eqcheck.workers.fork import ForkWorker

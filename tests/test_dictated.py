@@ -26,9 +26,9 @@ from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.about import CHECKPOINT
 from eqcheck.lanes.checkpoint import drawing
 from eqcheck.lanes.checkpoint.drawing import EngineCases
+from eqcheck.lanes.checkpoint.investigate import minimise, needs, without
 from eqcheck.lanes.checkpoint.lane import CheckpointLane, worker
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
-from eqcheck.lanes.checkpoint.reduction import minimise, needs, without
 from eqcheck.lanes.checkpoint.script import script
 from eqcheck.lanes.sampling.drawing import SampledEngineCases
 from eqcheck.report.build import report_of

@@ -23,7 +23,7 @@ from eqcheck.contract.decoders import Decoder, Request
 from eqcheck.decoding.harness import run
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.text import render
-from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.lanes.transparent.coverage import try_case
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.report.build import report_of, write
 from eqcheck.report.markdown import to_markdown

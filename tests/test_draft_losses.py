@@ -28,8 +28,7 @@ from drafting import (
 )
 from transformers import DynamicCache
 
-from eqcheck.attribution.draft_losses import draft_losses
-from eqcheck.attribution.losses import draft_warnings, settled
+from eqcheck.attribution.losses import draft_losses, draft_warnings, settled
 from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.engines.batch import Realigned, RolledBack
@@ -40,7 +39,7 @@ from eqcheck.catalogue.engines.rows import Expanded, PerRow, Uncached
 from eqcheck.contract.decoders import CLAIMED, Decoder, Request
 from eqcheck.contract.registry import load
 from eqcheck.decoding.harness import run, truth_of
-from eqcheck.decoding.schedule import Schedule
+from eqcheck.decoding.run import Schedule
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import judge
 

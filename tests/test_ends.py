@@ -12,9 +12,8 @@ import torch
 from drafting import DraftSeesNoPrompt, losses_and_rounds, twice
 
 import eqcheck
-from eqcheck.attribution.ids import variants
 from eqcheck.attribution.losses import draft_warnings
-from eqcheck.attribution.witnesses import second_opinion
+from eqcheck.attribution.witnesses import second_opinion, variants
 from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS, known_good

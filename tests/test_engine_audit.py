@@ -25,10 +25,9 @@ from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.checkpoint.explain import left_behind
 from eqcheck.lanes.checkpoint.investigate import Investigation
 from eqcheck.lanes.checkpoint.lane import UNSTEADY, CheckpointLane
-from eqcheck.lanes.checkpoint.outcome import EngineOutcome
+from eqcheck.lanes.checkpoint.outcome import EngineOutcome, left_behind
 from eqcheck.result.findings import Finding, Options
 from eqcheck.result.outcome import CaseLog
 from eqcheck.workers.worker import ProcessWorker

@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck.attribution.ids import variants
-from eqcheck.attribution.witnesses import second_opinion
+from eqcheck.attribution.witnesses import second_opinion, variants
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import Generate
 from eqcheck.decoding.harness import run

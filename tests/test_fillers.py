@@ -12,8 +12,7 @@ import torch
 from transformers import DynamicCache
 
 from eqcheck.attribution.bookkeeping import CommitKnowledge, diagnose
-from eqcheck.attribution.draft_losses import draft_losses
-from eqcheck.attribution.losses import draft_warnings, settled
+from eqcheck.attribution.losses import draft_losses, draft_warnings, settled
 from eqcheck.case.record import Case
 from eqcheck.catalogue import PLANTED
 from eqcheck.contract.decoders import CACHE_STATES, Request, decoder
@@ -21,7 +20,7 @@ from eqcheck.decoding.harness import run
 from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import judge
-from eqcheck.result.verdict import RowVerdict
+from eqcheck.result.outcome import RowVerdict
 
 Rows = list[list[int]]
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from drafting import twice
 
+from eqcheck.attribution.bookkeeping import prompt_returned
 from eqcheck.attribution.reading import Reader
-from eqcheck.attribution.whole_rows import prompt_returned
 from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS, known_good
 from eqcheck.catalogue.engines.rows import PerRow
@@ -21,10 +21,9 @@ from eqcheck.decoding.harness import run
 from eqcheck.explanation.records import Explanation, crash
 from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.lanes.transparent.settle import confirms
+from eqcheck.lanes.transparent.sequences import confirms
 from eqcheck.oracle.check import judge
-from eqcheck.result.outcome import HANG, Outcome
-from eqcheck.result.verdict import RowVerdict
+from eqcheck.result.outcome import HANG, Outcome, RowVerdict
 
 Decode = Callable[[Any, Any, Request], list[list[int]]]
 

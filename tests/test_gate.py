@@ -23,9 +23,7 @@ from gate_servers.engine import Asked, Told
 from gate_servers.server import served
 
 from eqcheck.cli import main
-from eqcheck.gate.answers import Scored
-from eqcheck.gate.prompts import drawn, read
-from eqcheck.gate.rows import Completed, Row, Wanted, second_choices
+from eqcheck.gate.rows import Completed, Row, Scored, Wanted, drawn, read, second_choices
 from eqcheck.gate.sentences import text_of
 from eqcheck.truth.evidence import CROSSES, Exceedances, needed
 

@@ -17,8 +17,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from eqcheck.cli import main
-from eqcheck.gate.answers import ServerError
-from eqcheck.gate.rows import Wanted
+from eqcheck.gate.rows import ServerError, Wanted
 from eqcheck.gate.servers import Server
 
 Body: TypeAlias = "dict[str, Any]"

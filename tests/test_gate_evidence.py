@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from eqcheck.gate.answers import Scored
-from eqcheck.gate.laws import SampledRows
-from eqcheck.gate.lengths import Lengths
-from eqcheck.gate.rows import Completed, Row, Wanted
+from eqcheck.gate.bets import Lengths, SampledRows
+from eqcheck.gate.rows import Completed, Row, Scored, Wanted
 from eqcheck.gate.run import Gate, Settings
 from eqcheck.truth.evidence import CROSSES, Exceedances, OddOne, step, together
 

@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausa
 
 from eqcheck.contract.errors import UsageError
 from eqcheck.oracle.check import Oracle
-from eqcheck.real.ropes import ropes_of
+from eqcheck.real.loading import ropes_of
 
 torch.set_num_threads(1)
 SIZES: dict[str, Any] = {

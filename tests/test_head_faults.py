@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eqcheck.attribution.heads import head_losses
-from eqcheck.attribution.losses import head_warnings
+from eqcheck.attribution.losses import head_losses, head_warnings
 from eqcheck.case.record import Case
 from eqcheck.catalogue.engines.builds import HEAD_BUILDS
 from eqcheck.catalogue.faults import HEAD_FAULTS, Fault

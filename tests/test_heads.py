@@ -14,13 +14,12 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck.attribution.heads import head_losses
-from eqcheck.attribution.losses import all_losses, all_warnings
+from eqcheck.attribution.losses import all_losses, all_warnings, head_losses
 from eqcheck.case.record import Case
 from eqcheck.contract.errors import Unsupported
 from eqcheck.contract.registry import load
 from eqcheck.decoding.harness import models, run, truth_of
-from eqcheck.drafting.head import ScriptedHead
+from eqcheck.drafting.draft import ScriptedHead
 from eqcheck.hashlm import hashing
 from eqcheck.hashlm.hashing import LAYERS, States, states_in
 from eqcheck.hashlm.parts import numbers

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from eqcheck import cli
 from eqcheck.campaign import shards
-from eqcheck.campaign.shardfile import Shard, part_of, read, to_builtins
+from eqcheck.campaign.shards import Shard, part_of, read, to_builtins
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.case.record import Case
 from eqcheck.contract import known_violations

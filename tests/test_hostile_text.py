@@ -21,8 +21,7 @@ from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.truth import ModelTruth
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions, decoder
-from eqcheck.contract.errors import UsageError
-from eqcheck.contract.escaping import cleaned, code, fenced, inline, one_line, printable
+from eqcheck.contract.errors import UsageError, cleaned, code, fenced, inline, one_line, printable
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
 from eqcheck.lanes.checkpoint.script import script
 from eqcheck.report import build

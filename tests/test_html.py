@@ -14,14 +14,13 @@ from pages import HOSTILE, ROOT, a_story, elements, filled, many_causes, told
 import eqcheck
 from eqcheck.explanation.records import Explanation, Opinion
 from eqcheck.lanes.about import TRANSPARENT
-from eqcheck.report import templates
-from eqcheck.report.finding import readable, tokens
-from eqcheck.report.page import to_html, trace_page
+from eqcheck.report import page as pages_module
+from eqcheck.report.content import readable, tokens
+from eqcheck.report.page import page, to_html, trace_page
 from eqcheck.report.picture import SlotColumn, cell, columns, committed, drafts, timeline
-from eqcheck.report.templates import page
 from eqcheck.report.terminal import summary
 from eqcheck.result.findings import LawEvidence, OtherCase
-from eqcheck.result.story import DrawnDecode, DrawnQuery, DrawnRound, DrawnSlot
+from eqcheck.result.outcome import DrawnDecode, DrawnQuery, DrawnRound, DrawnSlot
 
 
 def test_a_cell_says_what_is_seen_and_what_should_be() -> None:
@@ -82,10 +81,10 @@ def test_no_text_of_a_report_becomes_markup(name: str, kept: tuple[str, ...]) ->
 
 
 def test_a_page_without_escaping_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = templates._environment()
+    made = pages_module._environment()
     loose = Environment(autoescape=False, loader=made.loader, trim_blocks=True, lstrip_blocks=True)
     loose.filters |= made.filters
-    monkeypatch.setattr(templates, "_environment", lambda: loose)
+    monkeypatch.setattr(pages_module, "_environment", lambda: loose)
     hostile, harmless = (to_html(filled("showcase/bsp", text)) for text in (HOSTILE, " harmless"))
     assert elements(hostile) != elements(harmless)
 

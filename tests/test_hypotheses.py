@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from eqcheck.attribution import columns, reading
+from eqcheck.attribution import labels, reading
 from eqcheck.attribution.bookkeeping import WrongToken
-from eqcheck.attribution.columns import RULES
-from eqcheck.attribution.labels import labels_of
+from eqcheck.attribution.labels import RULES, labels_of
 from eqcheck.attribution.reading import HYPOTHESES, Finding, Reader
 from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS
@@ -77,7 +76,7 @@ def test_a_hypothesis_decides_a_run(hypothesis: str, monkeypatch: pytest.MonkeyP
 def test_a_rule_labels_a_column_that_is_something_else_without_it(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     done = runs(LABELLED[rule])
     right = [labels_of(one, one.trace).of for one in done]
-    monkeypatch.setattr(columns, "RULES", tuple(one for one in RULES if one.__name__ != rule))
+    monkeypatch.setattr(labels, "RULES", tuple(one for one in RULES if one.__name__ != rule))
     assert right != [labels_of(one, one.trace).of for one in done]
 
 

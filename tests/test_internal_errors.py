@@ -21,20 +21,19 @@ import pytest
 
 import eqcheck
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.shardfile import from_builtins, part_of, to_builtins
-from eqcheck.campaign.shards import merged, run, terms_of
+from eqcheck.campaign.shards import from_builtins, merged, part_of, run, terms_of, to_builtins
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.case.record import Case
 from eqcheck.case.sampling import SampledCase
 from eqcheck.cli.audit import exit_code
 from eqcheck.contract import registry
+from eqcheck.contract.completion import observed_of
 from eqcheck.contract.decoders import Decoder, RowOptions
 from eqcheck.contract.errors import INTERNAL, CaseError, UsageError
-from eqcheck.contract.observed import observed_of
-from eqcheck.explanation.internal import EqcheckFailed, InternalError, guarded, internal_error, note
+from eqcheck.explanation.notice import EqcheckFailed, InternalError, guarded, internal_error, note
 from eqcheck.lanes.checkpoint.lane import worker
 from eqcheck.lanes.sampling.judge import try_case as try_sampled
-from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.lanes.transparent.coverage import try_case
 from eqcheck.oracle import check as oracle_check
 from eqcheck.report import load
 from eqcheck.report.build import write
@@ -70,11 +69,11 @@ def in_two_rows(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def judging(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("eqcheck.lanes.transparent.judge.judge", in_two_rows(oracle_check.judge))
+    patch.setattr("eqcheck.lanes.transparent.coverage.judge", in_two_rows(oracle_check.judge))
 
 
 def explaining(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("eqcheck.lanes.transparent.judge.second_opinion", planted)
+    patch.setattr("eqcheck.lanes.transparent.coverage.second_opinion", planted)
 
 
 def minimising(patch: pytest.MonkeyPatch) -> None:
@@ -91,7 +90,7 @@ def only_of_queries(own: Callable[..., Any]) -> Callable[..., Any]:
 def rendering(patch: pytest.MonkeyPatch) -> None:
     from eqcheck.explanation.text import render
 
-    for place in ("report.media", "report.build", "store.casefile", "campaign.joining"):
+    for place in ("report.build", "store.casefile", "campaign.loop"):
         patch.setattr(f"eqcheck.{place}.render", only_of_queries(render))
 
 
@@ -136,7 +135,7 @@ def reported(result: Audit, folder: Path) -> str:
 def test_an_exception_in_any_step_ends_no_audit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
-    monkeypatch.setattr("eqcheck.lanes.transparent.settle.MINIMISE_S", 1.0)
+    monkeypatch.setattr("eqcheck.lanes.transparent.sequences.MINIMISE_S", 1.0)
     step(monkeypatch)
     result = audit(wrong_twice(), Options(cases=12))
     text = reported(result, tmp_path)
@@ -174,7 +173,7 @@ def test_a_right_audit_has_no_internal_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "step",
-    ["naming.cause", "lane.law_finding", "transparent.smallest", "evidence.Gathered.exclusion", "judge.impossible"],
+    ["naming.cause", "lane.law_finding", "transparent.smallest", "judge.Gathered.exclusion", "judge.impossible"],
 )
 @pytest.mark.rest
 def test_in_the_lane_of_sampling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
@@ -194,7 +193,7 @@ def test_in_the_lane_of_sampling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 PLANT = """
 import os
 import eqcheck
-import eqcheck.lanes.transparent.judge as judging
+import eqcheck.lanes.transparent.coverage as judging
 from eqcheck.adapters.bsp import generate as bsp
 
 own = judging.judge

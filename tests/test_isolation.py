@@ -19,7 +19,7 @@ from eqcheck.case.record import Case
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import decoder
 from eqcheck.contract.errors import UsageError
-from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.lanes.transparent.coverage import try_case
 from eqcheck.result.findings import Options
 from eqcheck.workers.fork import ForkWorker
 from eqcheck.workers.worker import Limits

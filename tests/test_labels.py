@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from eqcheck.attribution.alignment import AGAINST, FOR, OBJECTIONS
-from eqcheck.attribution.labels import Labels, labels_of
+from eqcheck.attribution.labels import AGAINST, FOR, OBJECTIONS, Labels, labels_of
 from eqcheck.attribution.record import Label, Write
 from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS

@@ -7,7 +7,7 @@ from conformance.test_laws import LAWS
 
 from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
-from eqcheck.drawing.choices import Chance
+from eqcheck.drawing.cases import Chance
 
 CASE = Case(
     ((5, 6), (7,), (8, 9, 10)),

@@ -16,14 +16,13 @@ from eqcheck.compat import drafts_of
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Request, RowOptions
 from eqcheck.contract.errors import Unsupported
+from eqcheck.contract.profiles import SIZES, Bounds
 from eqcheck.contract.requirements import unmet
-from eqcheck.contract.sizes import SIZES, Bounds
 from eqcheck.decoding.harness import run, truth_of
 from eqcheck.drafting.draft import ScriptedDraft
 from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.lanes.transparent.coverage import exercised
-from eqcheck.lanes.transparent.made import lengths
-from eqcheck.lanes.transparent.search import CHUNK, Source
+from eqcheck.lanes.transparent.search import CHUNK, Source, lengths
 from eqcheck.oracle.check import judge
 
 Rows = list[list[int]]

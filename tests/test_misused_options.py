@@ -13,18 +13,17 @@ from option_faults import Place, Together
 from test_abduction import PROMPTS, K, case_of, named
 
 from eqcheck.abduction import Abduced, Evidence, abduce, abduce_options
-from eqcheck.abduction.misuse import TokenPlace, misused
-from eqcheck.abduction.program import Turn
+from eqcheck.abduction.output_edits import TokenPlace, misused
+from eqcheck.abduction.queries import Turn
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import ModelTruth, at_place, row_with
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.explanation.records import Search
-from eqcheck.lanes.checkpoint.changing import CHANGING
 from eqcheck.lanes.checkpoint.drawing import alike
-from eqcheck.lanes.checkpoint.explain import evidence, explain
-from eqcheck.lanes.checkpoint.outcome import judged
+from eqcheck.lanes.checkpoint.option_effects import CHANGING
+from eqcheck.lanes.checkpoint.outcome import evidence, explain, judged
 from eqcheck.result.outcome import Outcome
 
 

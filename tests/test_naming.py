@@ -12,10 +12,8 @@ import pytest
 
 from eqcheck.contract.kinds import KINDS
 from eqcheck.lanes.sampling import naming as lane_naming
-from eqcheck.lanes.sampling.evidence import explained
+from eqcheck.lanes.sampling.judge import wrong_law
 from eqcheck.result.outcome import Outcome
-from eqcheck.sampling.bets import ALTERNATIVES
-from eqcheck.sampling.fit import misfit
 from eqcheck.sampling.laws import (
     BESIDE,
     ERRORS,
@@ -24,19 +22,20 @@ from eqcheck.sampling.laws import (
     REJECTION,
     ROUNDS,
     TOKENS,
+    Floats,
     PartLaw,
+    SampledRow,
     SamplerLaws,
     Verification,
     in_words,
     right_samplers,
+    tighter,
     wrong_samplers,
 )
 from eqcheck.sampling.naming import MANY, NAMED, KnownRounds, Named
 from eqcheck.sampling.naming import named as named_by
-from eqcheck.sampling.reuse import tighter
-from eqcheck.sampling.rounds import PARTS, PartLaws, Read, together
-from eqcheck.sampling.row import Floats, SampledRow
-from eqcheck.sampling.wealth import Wealth
+from eqcheck.sampling.rounds import PARTS, PartLaws, Read, misfit, together
+from eqcheck.sampling.wealth import ALTERNATIVES, Wealth
 
 V, COUNT = 10, 700
 RIGHT = Verification(REJECTION)
@@ -205,7 +204,7 @@ def test_the_meaning_of_a_kind_is_not_said_twice(words: str) -> None:
     """The heading has it."""
     wealth = Wealth()
     wealth.log_supremum = 30.0
-    seen = explained(Outcome(None, "equivalent"), wealth, Named("residual", words, 20.0)).explanation
+    seen = wrong_law(Outcome(None, "equivalent"), wealth, Named("residual", words, 20.0)).explanation
     assert seen is not None
     assert seen.detail.startswith(f"{words}; after 0 tokens the evidence" if words else "after 0 tokens the evidence")
     assert KINDS["residual"].meaning not in seen.detail

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import eqcheck
-from eqcheck.attribution.whole_rows import prompt_returned
+from eqcheck.attribution.bookkeeping import prompt_returned
 from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import Decoder, Request
@@ -28,7 +28,7 @@ from eqcheck.decoding.harness import models, run, truth_of
 from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.oracle.check import Oracle, assert_equivalent, judge
 from eqcheck.result.findings import Options
-from eqcheck.result.verdict import RowVerdict, Verdict
+from eqcheck.result.outcome import RowVerdict, Verdict
 from eqcheck.strategies import cases
 
 torch.set_num_threads(1)

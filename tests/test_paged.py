@@ -11,7 +11,7 @@ from eqcheck.compat import Paged, page_tables
 from eqcheck.contract.decoders import decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.hashlm.model import HashConfig, HashLM
-from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.lanes.transparent.coverage import try_case
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.real.models import model_of
 

@@ -13,7 +13,7 @@ from eqcheck.cli import _parsed, _parser
 from eqcheck.cli.plan import Plan
 from eqcheck.contract import registry
 from eqcheck.contract.errors import UsageError
-from eqcheck.contract.sizes import SERVED, WIDE
+from eqcheck.contract.profiles import SERVED, WIDE
 
 
 def plan(*words: str) -> Plan:

@@ -20,7 +20,7 @@ from eqcheck.contract.configuration import Configuration, read
 from eqcheck.contract.decoders import CACHE_STATES, CLAIMED, TAKEN, Decoder
 from eqcheck.contract.errors import USAGE, UsageError
 from eqcheck.contract.profiles import PROFILES, Profile, profile
-from eqcheck.drawing.choices import Chance
+from eqcheck.drawing.cases import Chance
 from eqcheck.lanes.lane import lanes_of
 from eqcheck.result.findings import Options
 

@@ -14,7 +14,7 @@ from eqcheck import cli
 from eqcheck.campaign.loop import audit
 from eqcheck.catalogue.faults.conjunctions import RARE
 from eqcheck.contract import registry
-from eqcheck.contract.sizes import WIDE, Bounds
+from eqcheck.contract.profiles import WIDE, Bounds
 from eqcheck.drawing.cases import USUAL
 from eqcheck.lanes.about import TRANSPARENT
 from eqcheck.lanes.transparent.search import Source

@@ -11,10 +11,9 @@ from eqcheck.checkpoints import built
 from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoders import CAPABILITIES
-from eqcheck.contract.sizes import SERVED, Bounds
+from eqcheck.contract.profiles import SERVED, Bounds
 from eqcheck.lanes.about import CHECKPOINT
-from eqcheck.lanes.checkpoint.drawing import BLOCK, REACHING, EngineCases, exercised
-from eqcheck.lanes.checkpoint.reaching import FEW_BLOCKS, KV_BLOCK, reached
+from eqcheck.lanes.checkpoint.drawing import BLOCK, FEW_BLOCKS, KV_BLOCK, REACHING, EngineCases, exercised, reached
 
 TAKES = ("row-limits", "row-eos", "many-rows", "arrivals", "token-budget", "prefix-caching", "kv-blocks")
 CASES = EngineCases(0, TAKES)

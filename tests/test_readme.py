@@ -18,7 +18,7 @@ from test_docs_site import loaded
 from eqcheck.case.record import Case
 from eqcheck.contract import registry
 from eqcheck.explanation.text import render
-from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.lanes.transparent.coverage import try_case
 from eqcheck.report import load
 from eqcheck.report.content import percent
 from eqcheck.store.casefile import read_case

@@ -22,7 +22,7 @@ from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import CaseError, Unsupported, UsageError
 from eqcheck.contract.family import FAMILY
 from eqcheck.decoding.harness import run
-from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.lanes.transparent.coverage import try_case
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.real import shadow
 from eqcheck.real.models import VOCAB_SIZE, margins, model_of

@@ -45,8 +45,8 @@ def disagreements(result: Audit, decoder: Decoder) -> list[str]:
     wrong = []
     for finding in result.findings:
         stored = parsed_case(stored_violation(result, finding, finding.id).to_json())
-        if finding.explanation.of_law or not stored.minimised:
-            continue
+        if finding.explanation.of_law or not stored.minimised or finding.standing == "slow":
+            continue  # tests/test_draft_causes.py replays lost draft tokens
         options = Options(case_timeout=60.0, isolate=stored.isolated, python=result.options.python)
         outcome, _ = new_lane(stored.case.lane, decoder, options).again(stored.case, False)
         now = outcome.explanation

@@ -32,10 +32,10 @@ from eqcheck.contract.errors import CaseError
 from eqcheck.explanation.text import render
 from eqcheck.lanes.lane import lanes_of
 from eqcheck.lanes.sampling.checkpoint import CheckpointTarget, _judged
+from eqcheck.lanes.sampling.decode import laws_of
 from eqcheck.lanes.sampling.drawing import BLOCK, SampledEngineCases
 from eqcheck.lanes.sampling.judge import judged
 from eqcheck.lanes.sampling.lane import SampledLane
-from eqcheck.lanes.sampling.laws import laws_of
 from eqcheck.lanes.sampling.transparent import SINGLE, TransparentTarget
 from eqcheck.report.build import write
 from eqcheck.result.findings import Audit, Options

@@ -21,19 +21,17 @@ from eqcheck.contract.decoders import Decoder, Request, RowOptions
 from eqcheck.contract.errors import CaseError
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.text import render
-from eqcheck.lanes.sampling.decode import decode
+from eqcheck.lanes.sampling.decode import decode, trials
 from eqcheck.lanes.sampling.drawing import DRAWN, SampledCases
-from eqcheck.lanes.sampling.evidence import explained
-from eqcheck.lanes.sampling.judge import try_case
+from eqcheck.lanes.sampling.judge import try_case, wrong_law
 from eqcheck.lanes.sampling.lane import TO_NAME, TOKENS, SampledLane
-from eqcheck.lanes.sampling.seeds import trials
 from eqcheck.lanes.sampling.transparent import TransparentTarget
 from eqcheck.report.build import report_of
 from eqcheck.report.content import Content
 from eqcheck.report.markdown import to_markdown
 from eqcheck.result.findings import Audit, Options
 from eqcheck.result.outcome import Outcome
-from eqcheck.sampling.row import SampledRow
+from eqcheck.sampling.laws import SampledRow
 from eqcheck.sampling.wealth import Wealth
 from eqcheck.truth.law import law
 
@@ -405,7 +403,7 @@ def test_a_law_without_a_name_has_hints_that_say_something() -> None:
         wealth.add([row], regime)
     assert wealth.best()[0][0].law == "uniform"
     outcome = Outcome(next(SampledCases(1, ("rotary",), ("left",), TAKES).cases()), "equivalent")
-    explanation = explained(outcome, wealth, None).explanation
+    explanation = wrong_law(outcome, wealth, None).explanation
     assert explanation is not None
     assert "vocabulary" not in explanation.detail
     assert "hint" not in explanation.detail
@@ -422,7 +420,7 @@ def test_the_best_bet_is_no_cause_of_a_law_without_a_name() -> None:
     assert best.kind != "stray-law"
     assert wealth.supremum > 1e6
     outcome = Outcome(next(SampledCases(1, ("rotary",), ("left",), TAKES).cases()), "equivalent")
-    explanation = explained(outcome, wealth, None).explanation
+    explanation = wrong_law(outcome, wealth, None).explanation
     assert explanation is not None
     assert best.expects not in explanation.detail
     assert explanation.facts["bet"] == best.name

@@ -17,9 +17,8 @@ from eqcheck.contract.decoders import CACHE_STATES, FAMILIES, REQUIREMENTS
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.requirements import unmet
 from eqcheck.decoding.harness import truth_of
-from eqcheck.decoding.schedule import Schedule
-from eqcheck.drawing.cases import draw_case
-from eqcheck.drawing.choices import Chance
+from eqcheck.decoding.run import Schedule
+from eqcheck.drawing.cases import Chance, draw_case
 from eqcheck.lanes.transparent.coverage import Feature, features, raggedness
 from eqcheck.lanes.transparent.search import CHUNK, Source, merged
 from eqcheck.strategies import cases

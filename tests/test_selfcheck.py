@@ -15,7 +15,7 @@ from eqcheck.catalogue import BUILDS, FAULTS
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Explanation
 from eqcheck.oracle.check import judge
-from eqcheck.result.verdict import Verdict
+from eqcheck.result.outcome import Verdict
 from eqcheck.selfcheck import faults as module
 from eqcheck.selfcheck.faults import SelfCheck, check_fault, check_known_good, in_processes, short
 from eqcheck.selfcheck.samplers import SampledResult

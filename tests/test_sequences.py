@@ -23,7 +23,7 @@ from eqcheck.case.record import Case
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import decoder
 from eqcheck.contract.errors import CaseError, Violation
-from eqcheck.contract.limits import MOST_BEFORE
+from eqcheck.contract.profiles import MOST_BEFORE
 from eqcheck.decoding.harness import run
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.text import render

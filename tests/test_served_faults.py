@@ -14,8 +14,8 @@ from served.score import Said, decoded, drawn, explained
 from torch import Tensor
 
 from eqcheck.abduction import abduce, tried
-from eqcheck.abduction.occurrences import systematic
-from eqcheck.lanes.checkpoint.explain import evidence
+from eqcheck.abduction.placements import systematic
+from eqcheck.lanes.checkpoint.outcome import evidence
 
 BY_ID = {fault.id: fault for fault in (*fresh(), *unseen(), *held(), *FAULTS)}
 

@@ -15,7 +15,7 @@ from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.contract.decoders import Request, RowOptions
 from eqcheck.contract.errors import CaseError, UsageError
 from eqcheck.lanes.checkpoint.drawing import EngineCases, exercised
-from eqcheck.lanes.checkpoint.reduction import needs
+from eqcheck.lanes.checkpoint.investigate import needs
 
 DRAWN = EngineCases(4, (*CLAIMS, *NEW), kinds=("full",))
 

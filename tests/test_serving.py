@@ -11,8 +11,7 @@ import pytest
 import torch
 from tiny import noisy, tiny
 
-from eqcheck.attribution.draft_losses import draft_losses
-from eqcheck.attribution.losses import draft_warnings
+from eqcheck.attribution.losses import draft_losses, draft_warnings
 from eqcheck.case.record import Case
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Request

@@ -17,12 +17,11 @@ from eqcheck.campaign.loop import concluded
 from eqcheck.case.sampling import SampledCase
 from eqcheck.contract.decoders import decoder
 from eqcheck.contract.options import RowOptions
-from eqcheck.lanes.sampling.conclusions import law_finding
-from eqcheck.lanes.sampling.evidence import explained
+from eqcheck.lanes.sampling.judge import law_finding, wrong_law
 from eqcheck.result.findings import Audit, Options
 from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.exclusion import Exclusion
-from eqcheck.sampling.row import SampledRow
+from eqcheck.sampling.laws import SampledRow
 from eqcheck.sampling.wealth import PORTFOLIO, VIOLATION, Wealth
 
 WORLDS = {name: World(REGIMES[name], UNEQUAL, 32, 64, 3) for name in ("std", "near")}
@@ -132,7 +131,7 @@ def audit_of(wealth: Wealth, findings: bool) -> Audit:
     sure = shard(WRONG, 0, 1500)[0]
     result.wealth, result.telling = wealth, (3.0, Outcome(case, "equivalent", outputs=((1, 2),)))
     if findings:
-        result.findings = [law_finding(explained(Outcome(case, "equivalent"), sure, None), 900, 1, True)]
+        result.findings = [law_finding(wrong_law(Outcome(case, "equivalent"), sure, None), 900, 1, True)]
     return concluded([result])
 
 

@@ -15,8 +15,7 @@ from as_data import to_dict
 
 from eqcheck.campaign import shards
 from eqcheck.campaign.loop import audit
-from eqcheck.campaign.shardfile import Shard, from_builtins, part_of, read, to_builtins, write
-from eqcheck.campaign.shards import merged
+from eqcheck.campaign.shards import Shard, from_builtins, merged, part_of, read, to_builtins, write
 from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
 from eqcheck.cli import main

@@ -16,8 +16,8 @@ from eqcheck.checkpoints.judge import Judge
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.lanes.checkpoint.drawing import EngineCases
+from eqcheck.lanes.checkpoint.investigate import needs, without
 from eqcheck.lanes.checkpoint.outcome import judged
-from eqcheck.lanes.checkpoint.reduction import needs, without
 from eqcheck.lanes.sampling.drawing import SampledEngineCases
 from eqcheck.result.findings import Options
 

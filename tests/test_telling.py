@@ -8,8 +8,7 @@ import pytest
 import torch
 from test_choices import TWO, Tell, engine
 
-from eqcheck.attribution.ids import variants
-from eqcheck.attribution.witnesses import second_opinion
+from eqcheck.attribution.witnesses import second_opinion, variants
 from eqcheck.case.record import Case
 from eqcheck.decoding.harness import run
 from eqcheck.explanation.records import Explanation

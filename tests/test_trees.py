@@ -10,18 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck.attribution.draft_losses import draft_losses
-from eqcheck.attribution.ids import as_table, variants
 from eqcheck.attribution.labels import labels_of
-from eqcheck.attribution.losses import draft_warnings
-from eqcheck.attribution.witnesses import second_opinion
+from eqcheck.attribution.losses import draft_losses, draft_warnings
+from eqcheck.attribution.witnesses import as_table, second_opinion, variants
 from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS
 from eqcheck.catalogue.engines.trees import Forked
 from eqcheck.contract import registry
 from eqcheck.contract.errors import CaseError, UsageError
 from eqcheck.decoding.harness import run, truth_of
-from eqcheck.decoding.schedule import Schedule
+from eqcheck.decoding.run import Schedule
 from eqcheck.lanes.transparent.coverage import exercised, vacuous
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import judge

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck.attribution.ids import permuted, redrawn
+from eqcheck.attribution.witnesses import permuted, redrawn
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import Request, decoder
 from eqcheck.decoding.harness import run

@@ -17,7 +17,7 @@ from eqcheck.case.record import Case
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.lanes.checkpoint.lane import worker
-from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.lanes.transparent.coverage import try_case
 from eqcheck.result.outcome import HANG
 from eqcheck.store.casefile import StoredViolation
 from eqcheck.workers.fork import ForkWorker, decoding

@@ -16,9 +16,8 @@ from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.contract.decoders import RowOptions, decoder
 from eqcheck.contract.kinds import FINGERPRINTS
-from eqcheck.lanes.checkpoint.explain import abduced, explain
 from eqcheck.lanes.checkpoint.lane import CheckpointLane
-from eqcheck.lanes.checkpoint.outcome import judged
+from eqcheck.lanes.checkpoint.outcome import abduced, explain, judged
 from eqcheck.result.findings import Audit, Options
 
 tap_module = import_module("eqcheck.adapters.taps.vllm_tap")

@@ -20,8 +20,8 @@ from eqcheck.explanation.notice import LIMIT
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.about import CHECKPOINT, TRANSPARENT
 from eqcheck.lanes.checkpoint import conclusions as of_checkpoints
-from eqcheck.lanes.sampling.conclusions import REGIMES, conclusions
 from eqcheck.lanes.sampling.drawing import DRAWN, DRAWN_OF_ENGINES
+from eqcheck.lanes.sampling.judge import REGIMES, conclusions
 from eqcheck.lanes.transparent.conclusions import luck_warnings
 from eqcheck.lanes.transparent.coverage import vacuous
 from eqcheck.report.build import report_of

@@ -12,9 +12,8 @@ from test_bets import contexts, draw, random_case
 
 from eqcheck.contract.errors import UsageError
 from eqcheck.sampling import wealth as wealth_module
-from eqcheck.sampling.bets import PAIRS
-from eqcheck.sampling.row import Floats, SampledRow
-from eqcheck.sampling.wealth import PORTFOLIO, Wealth
+from eqcheck.sampling.laws import Floats, SampledRow
+from eqcheck.sampling.wealth import PAIRS, PORTFOLIO, Wealth
 
 Tokens = tuple[int, ...]
 

@@ -22,7 +22,7 @@ from eqcheck.contract.decoders import RowOptions
 from eqcheck.lanes.lane import lanes_of, shares
 from eqcheck.lanes.sampling.decode import decode
 from eqcheck.lanes.sampling.judge import certain
-from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.lanes.transparent.coverage import try_case
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.result.findings import Options
 

@@ -11,8 +11,16 @@ import pytest
 import torch
 
 from eqcheck.attribution import witnesses
-from eqcheck.attribution.ids import redrawn, variants
-from eqcheck.attribution.witnesses import asserted, bearing, mechanism, permutation, read_of, second_opinion
+from eqcheck.attribution.witnesses import (
+    asserted,
+    bearing,
+    mechanism,
+    permutation,
+    read_of,
+    redrawn,
+    second_opinion,
+    variants,
+)
 from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS, Fault
 from eqcheck.contract.decoders import Generate
@@ -20,7 +28,7 @@ from eqcheck.decoding.harness import run
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Explanation, Opinion
 from eqcheck.lanes.transparent.search import Source
-from eqcheck.lanes.transparent.settle import confirmed
+from eqcheck.lanes.transparent.sequences import confirmed
 from eqcheck.oracle.check import judge
 from eqcheck.result.outcome import Outcome
 from eqcheck.workers.worker import Workers

@@ -12,8 +12,7 @@ import torch
 from transformers import DynamicCache
 
 import eqcheck
-from eqcheck.attribution.ids import variants
-from eqcheck.attribution.witnesses import second_opinion
+from eqcheck.attribution.witnesses import second_opinion, variants
 from eqcheck.campaign.loop import audit
 from eqcheck.case.record import Case
 from eqcheck.cli import main
@@ -23,7 +22,7 @@ from eqcheck.contract.decoders import Request, decoder
 from eqcheck.decoding.harness import run
 from eqcheck.explanation.records import Explanation, Given
 from eqcheck.explanation.text import render
-from eqcheck.lanes.sampling.evidence import wrong_law as law_explained
+from eqcheck.lanes.sampling.judge import wrong_law as law_explained
 from eqcheck.oracle.check import judge
 from eqcheck.real.models import model_of
 from eqcheck.result.findings import Audit, Options

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from eqcheck import cli
-from eqcheck.cli.scaffold import REPOSITORY, WORKFLOW
+from eqcheck.cli.new import REPOSITORY, WORKFLOW
 
 if sys.version_info >= (3, 11):
     import tomllib

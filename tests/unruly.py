@@ -37,8 +37,7 @@ from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder, RowOptions
 from eqcheck.contract.errors import CaseError, UsageError
 from eqcheck.explanation.text import render
-from eqcheck.lanes.checkpoint.explain import abduced, explain
-from eqcheck.lanes.checkpoint.outcome import judged
+from eqcheck.lanes.checkpoint.outcome import abduced, explain, judged
 from eqcheck.lanes.sampling.judge import judged as judged_sampled
 from eqcheck.report.build import write
 from eqcheck.report.terminal import summary
@@ -326,7 +325,7 @@ def _as_before() -> Iterator[None]:
 
 def failures(lane: str, program: Any) -> list[str]:
     """What eqcheck itself got wrong about a decoder, or about an answer; empty if all is well."""
-    with _as_before(), mock.patch("eqcheck.lanes.transparent.settle.MINIMISE_S", 0.3):
+    with _as_before(), mock.patch("eqcheck.lanes.transparent.sequences.MINIMISE_S", 0.3):
         if lane in ("transparent", "sampling"):
             return _in_audit(program, ("temperature",) if lane == "sampling" else ())
         if lane == "pytest":

@@ -17,21 +17,18 @@ from functools import lru_cache, reduce
 from itertools import islice
 from math import comb
 
-from eqcheck.abduction import outputs
-from eqcheck.abduction.answers import answers
-from eqcheck.abduction.commits import RULES, follow
-from eqcheck.abduction.contexts import CONTEXTS
-from eqcheck.abduction.evidence import Evidence
-from eqcheck.abduction.hypotheses import Edit, Explained, explained, predictions
-from eqcheck.abduction.misuse import misused
-from eqcheck.abduction.occurrences import programs, single, systematic
-from eqcheck.abduction.outputs import emitted, wrong_end
+from eqcheck.abduction import output_edits
+from eqcheck.abduction.context_edits import CONTEXTS
+from eqcheck.abduction.evidence import Edit, Evidence, Explained, explained, predictions
+from eqcheck.abduction.output_edits import RULES, emitted, follow, misused, wrong_end
+from eqcheck.abduction.placements import programs, single, systematic
+from eqcheck.abduction.queries import answers
 from eqcheck.abduction.simulation import EditedContext
 from eqcheck.explanation.records import Search
 
 __all__ = ["EDITS", "Abduced", "Edit", "Evidence", "abduce", "abduce_alike", "abduce_options", "fits"]
 
-EDITS: dict[str, Edit] = {edit.id: edit for edit in (*CONTEXTS, *(rule.edit for rule in RULES))} | outputs.EDITS
+EDITS: dict[str, Edit] = {edit.id: edit for edit in (*CONTEXTS, *(rule.edit for rule in RULES))} | output_edits.EDITS
 # The greatest chance with which an explanation of all wrong tokens, or of some, is given. Of some it has to be less:
 # what goes on wrongly afterwards is not explained, so the edit may only resemble the fault.
 COMPLETE, PARTIAL = 0.01, 1e-4

@@ -19,11 +19,66 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import compress
 
-from eqcheck.abduction.blocks import ALWAYS, GONE, PAD_SLOT, FedBlock, HeldToken, Rollback, RowView
-from eqcheck.abduction.evidence import Evidence
-from eqcheck.abduction.hypotheses import Edit, Hypothesis
-from eqcheck.abduction.program import EMPTY, RIGHT_ANEW, Program, Recomputation, Round, Turn
+from eqcheck.abduction.evidence import Edit, Evidence, Hypothesis
+from eqcheck.abduction.queries import EMPTY, RIGHT_ANEW, Program, Recomputation, Round, Turn
 from eqcheck.case.engine import PAD
+
+# A row of a batch as an engine holds it: slots, the block that is fed, what is seen, what is taken back.
+
+PAD_SLOT, GONE = -1, -2
+ALWAYS = 10**9  # a round that no case reaches
+
+
+@dataclass
+class HeldToken:
+    """A slot, as a row's mask knows it: the logical position of its token, PAD_SLOT or GONE; if it is shown anyway."""
+
+    at: int
+    token: int
+    shown: bool = False
+
+
+@dataclass
+class FedBlock:
+    """A row's part of a forward: ``tokens`` from logical position ``start`` on, behind ``pads``.
+
+    With these it begins at slot ``begin``. The first ``again`` of them are in the cache already.
+    """
+
+    turn: Turn
+    start: int
+    tokens: list[int]
+    again: int
+    pads: int = 0
+    begin: int = 0
+
+
+@dataclass(frozen=True)
+class RowView:
+    """The view of a block's queries: the row's slots, the columns in them, and the same, or None where hidden.
+
+    The block's own begin at ``begin``.
+    """
+
+    slots: list[HeldToken]
+    held: list[int]
+    seen: list[int | None]
+    begin: int
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """A row after a round: ``length`` tokens are kept, ``surplus`` were rejected; ``ended``: the row leaves.
+
+    ``most`` and ``least`` are the surpluses of the rows of the batch.
+    """
+
+    row: int
+    length: int
+    surplus: int
+    most: int
+    least: int
+    ended: bool
 
 
 def right_position(sim: Simulation, block: FedBlock, rank: int) -> int:

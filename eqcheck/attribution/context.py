@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from eqcheck.attribution.confusion import together, wrong_path
+from eqcheck.attribution.entries import LET_GO, OTHER_MODEL, Entry, QueryView, entries
+from eqcheck.attribution.other_rows import together, wrong_path
 from eqcheck.attribution.record import Label, Record, Write, writes
-from eqcheck.attribution.view import OTHER_MODEL, Entry, QueryView, entries
 from eqcheck.contract.family import Family
+from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.records import Deviation, Slot
-from eqcheck.explanation.statements import DRAFT_OF_THIS_CALL
-from eqcheck.hashlm.hashing import Ints
+from eqcheck.explanation.statements import DRAFT_OF_THIS_CALL, NOTHING, Statement, state
+from eqcheck.hashlm.hashing import CALL, Bools, Ints
 from eqcheck.hashlm.trace import Call
 
 FED_WITH = "fed"
@@ -301,3 +303,157 @@ def _slot(view: QueryView, entry: Entry, due: Mapping[int, Entry], offset: int) 
         kind=kind,
         **label.place,
     )
+
+
+# Masks that are wrong by a pattern: what the columns of a block attend to, where one sentence says it for all of
+# them.
+#
+# A mask fault is read at one query, and the smallest case has few slots. The mask of the whole block shows what the
+# decoder does: a triangle that is anchored at slot 0 though something is cached, or no order at all.
+
+
+def _top_left(shown: Bools, fed: int) -> bool:
+    """Return whether column c sees slots 0..c, where as many are fed behind cached ones."""
+    columns, slots = shown.shape
+    return fed < slots and bool((shown == (np.arange(slots) <= np.arange(columns)[:, None])).all())
+
+
+def _no_order(shown: Bools, fed: int) -> bool:
+    """Return whether every column sees every slot."""
+    return bool(shown.all())
+
+
+_PATTERNS: dict[str, tuple[str, Callable[[Bools, int], bool]]] = {
+    "token-hidden": ("top-left", _top_left),
+    "future-visible": ("no-order", _no_order),
+}
+
+
+def of_mask(root: Deviation, write: Write, record: Record) -> Statement:
+    """The pattern of the mask of the block in which a query is at fault; nothing where there is none."""
+    if root.component != "mask" or root.kind not in _PATTERNS:
+        return NOTHING
+    name, fits = _PATTERNS[root.kind]
+    call, row = record.calls[write[0]], write[1]
+    if not _fits(call, row, fits):
+        return NOTHING
+    request = record.of[write].request
+    blocks = [
+        (record.calls[number], batch_row)
+        for number in record.rounds[request]
+        for batch_row in range(len(record.calls[number].tokens))
+        if any(label.request == request for label in record.labels(record.calls[number], batch_row))
+    ]
+    every = name == "no-order"
+    asked = [(block, at) for block, at in blocks if block.tokens.shape[1] > 1 and (every or _cached(block, at))]
+    here = {"call": call.number, "columns": call.tokens.shape[1]}
+    if len(asked) < 2:
+        return state(name, **here)
+    return state(f"{name}-often", **here, alike=sum(_fits(block, at, fits) for block, at in asked), calls=len(asked))
+
+
+def _cached(call: Call, row: int) -> bool:
+    return bool((call.kv[0][0, row, 0, :, CALL] != call.number).any())
+
+
+def _fits(call: Call, row: int, fits: Callable[[Bools, int], bool]) -> bool:
+    fed = int((call.kv[0][0, row, 0, :, CALL] == call.number).sum())
+    return call.tokens.shape[1] > 1 and fits(call.visible[row], fed)
+
+
+# The walk from a query with a wrong context back to the first deviation that led to it.
+
+
+class Step(NamedTuple):
+    """One deviation of a query that wrote ``write``, at its place in causal ``order``."""
+
+    order: tuple[int, ...]
+    deviation: Deviation
+    write: Write
+
+
+class Chain(NamedTuple):
+    """The first deviation, the like ones of its query, and its consequences."""
+
+    root: Step
+    alike: tuple[Deviation, ...]
+    rest: tuple[Deviation, ...]
+
+
+class Walk:
+    """The contexts of the queries of one run; ``stored`` as of `eqcheck.attribution.context.read`."""
+
+    def __init__(self, labels: Record, stored: Sequence[Ints], family: Family) -> None:
+        self.labels, self.stored, self.family = labels, stored, family
+        self._contexts: dict[Write, Context] = {}
+
+    def context(self, write: Write) -> Context:
+        if write not in self._contexts:
+            number, row, column = write
+            label, call = self.labels.of[write], self.labels.calls[number]
+            self._contexts[write] = read(call, row, column, label, self.labels, self.stored, self.family)
+        return self._contexts[write]
+
+    def cause(self, blamed: Sequence[Write]) -> Chain | Statement:
+        """The first deviation that led to the first of these queries; a statement where it is not known."""
+        steps = self._followed(blamed[:1])
+        roots = [step for step in steps if not (KINDS[step.deviation.kind].inherited and self._inherited(step))]
+        if not roots:
+            return state("no-difference" if blamed else "no-right-query")
+        root = roots[0]
+        if root.deviation.kind == "poisoned-entry":
+            if not any(self.labels.of[writer].exact for writer in self._writers(root)):
+                return state("slot-unexplained", slot=root.deviation.slot or 0)
+            # Its own query was right when it was written, so it was changed since.
+            origin = "layer 1 does not contain what was written to it"
+            root = root._replace(deviation=replace(root.deviation, kind="torn-entry", source="layer-1", origin=origin))
+        slots = self.context(root.write).displaced
+        if root.deviation.component == "mask" and slots:
+            return state("displaced", shown_slot=slots[0], own_slot=slots[1])
+        if root.deviation.kind == "key-position" and root.deviation.source == FED_WITH:
+            root = self._as_fed(root)
+        first = root.deviation
+        alike = tuple(
+            s.deviation for s in roots if s.write == root.write and s.deviation.fingerprint == first.fingerprint
+        )
+        rest = tuple(step.deviation for step in steps if step.deviation not in (alike or (first,)))
+        return Chain(root, alike or (first,), rest)
+
+    def _followed(self, pending: Sequence[Write]) -> list[Step]:
+        """The queries that saw something wrongly, the queries that wrote it, and so on, in causal order."""
+        left, visited, steps = list(pending), set[Write](), list[Step]()
+        while left:
+            write = left.pop()
+            if write not in visited and write in self.labels.of and self.labels.of[write].what == "token":
+                visited.add(write)
+                context = self.context(write)
+                left += context.follow
+                steps += [Step(order_of(deviation, write), deviation, write) for deviation in context.deviations]
+        return sorted(steps, key=lambda step: step.order)
+
+    def _writers(self, step: Step) -> list[Write]:
+        """The queries that wrote the token which a deviation is about."""
+        known = (writer for writer in self.context(step.write).follow if writer in self.labels.of)
+        return [writer for writer in known if self.labels.of[writer].position == step.deviation.token_position]
+
+    def _as_fed(self, step: Step) -> Step:
+        """A key that was fed with a wrong position: the query that it was then, which carries the position."""
+        for writer in self._writers(step):
+            if self.labels.calls[writer[0]].positions[writer[1:]] == step.deviation.observed:
+                fed = replace(step.deviation, kind="query-position", call=writer[0], column=writer[2], slot=None)
+                return step._replace(deviation=replace(fed, origin="", source=""), write=writer)
+        return step
+
+    def _inherited(self, step: Step) -> bool:
+        """Return whether an entry's deviation comes from an earlier wrong query, which is then read itself."""
+        writers = (writer for writer in self._writers(step) if self.labels.of[writer].what == "token")
+        return any(self.context(writer).deviations for writer in writers)
+
+
+def order_of(deviation: Deviation, write: Write) -> tuple[int, ...]:
+    """Causal order: earlier calls first; in one call cache before mask before position, then by column.
+
+    Where all that a row had cached is gone and was not fed again, what it sees in its place is an accident.
+    """
+    rank = -1 if deviation.source == LET_GO else KINDS[deviation.kind].rank
+    return write[0], rank, write[2]

@@ -16,14 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eqcheck.attribution.confusion import said_of_query
-from eqcheck.attribution.context import read
-from eqcheck.attribution.draft_losses import DOUBTFUL, LosingRound, losses_of
+from eqcheck.attribution.context import Chain, Walk, read
 from eqcheck.attribution.labels import Labels
-from eqcheck.attribution.losses import rows_wait
+from eqcheck.attribution.losses import DOUBTFUL, LosingRound, losses_of, rows_wait
+from eqcheck.attribution.other_rows import said_of_query
 from eqcheck.attribution.reading import query_of
 from eqcheck.attribution.record import NOT_DRAFTED_ON, Label, Sequences, Write, writes
-from eqcheck.attribution.walk import Chain, Walk
 from eqcheck.contract.family import FAMILY
 from eqcheck.contract.kinds import ALTERED, FED
 from eqcheck.decoding.rounds import Round

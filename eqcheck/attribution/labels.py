@@ -9,18 +9,462 @@ writers, and the tokens fed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
-from eqcheck.attribution.alignment import align
-from eqcheck.attribution.branches import grows_trees
-from eqcheck.attribution.columns import Columns
-from eqcheck.attribution.packing import beginnings, begins_anew, packs, segments
+from eqcheck.attribution.branches import Block, grows_trees
 from eqcheck.attribution.record import Label, Record, Sequences, Write, overwritten, self_hidden, writes
 from eqcheck.decoding.run import Run
-from eqcheck.hashlm.trace import DRAFT, Call, Trace
+from eqcheck.hashlm.hashing import MODEL
+from eqcheck.hashlm.trace import DRAFT, TARGET, Call, Trace
+from eqcheck.result.outcome import common_start
+
+# Rows of a call that hold several requests, as engines without padding have them: cut, and told apart by the mask.
+
+_CHANCE = 2  # tokens of a prompt that drafts may equal by chance
+Places = Sequence[Sequence[tuple[int, int]]]
+
+
+def packs(run: Run) -> bool:
+    """Return whether a row of a target call feeds the prompts of two requests, each from position 0 on."""
+    prompts, pad = run.case.prompts, run.case.pad_token_id
+    for call in run.trace.made(TARGET) if len(prompts) > 1 else ():
+        for tokens, positions in zip(call.tokens.tolist(), call.positions.tolist(), strict=True):
+            starts = [column for column, position in enumerate(positions) if not position]
+            if len(starts) > 1 and sum(any(_opens(tokens, positions, c, p, pad) for p in prompts) for c in starts) > 1:
+                return True
+    return False
+
+
+def _begins(tokens: Sequence[int], column: int, text: Sequence[int]) -> bool:
+    """Return whether the text is fed from this column on.
+
+    >>> _begins([3, 1, 4], 1, (1, 4)), _begins([3, 1, 4], 2, (4, 1))
+    (True, False)
+    """
+    return tuple(tokens[column : column + len(text)]) == tuple(text)
+
+
+def _opens(tokens: Sequence[int], positions: Sequence[int], column: int, prompt: Sequence[int], pad: int) -> bool:
+    """Return whether a prompt is fed from this column on: whole, or without its last token, which many engines feed
+    later.
+
+    >>> _opens([3, 1, 4, 5], [0, 1, 0, 1], 0, (3, 1, 9), pad=8)
+    True
+    """
+    if _begins(tokens, column, prompt):
+        return True
+    end = next((c for c in range(column + 1, len(tokens)) if positions[c] != positions[c - 1] + 1), len(tokens))
+    fed = tuple(tokens[column:end])
+    return fed == tuple(prompt[:-1]) and set(fed) != {pad}
+
+
+def begins_anew(record: Record, call: Call, row: int, begun: dict[int, int]) -> bool:
+    """Return whether a call with fewer rows than there are requests feeds several in one row.
+
+    So it is where one of the `beginnings` is behind another request, where another request goes on at the break of the
+    positions, and where a token that is no row's first by its column sees only itself, behind others that are no pads.
+    """
+    if len(call.tokens) >= len(record.requests):
+        return False
+    if len(begun) > 1 or any(_joins(record, call, row, *one) for one in begun.items()):
+        return True
+    if record.branches:
+        return False
+    if _goes_on(record, call, row):
+        return True
+    hidden = self_hidden(call, row)
+    return any(
+        not hidden[column - 1]
+        and int(call.tokens[row, column - 1]) != record.pad
+        and int(call.visible[row, column].sum()) == 1
+        for column in range(1, len(hidden))
+        if not hidden[column]
+    )
+
+
+def _goes_on(record: Record, call: Call, row: int) -> bool:
+    """Return whether a request that was fed before goes on, by its text and its position, behind tokens of another."""
+    tokens, positions = call.tokens[row].tolist(), call.positions[row].tolist()
+    return any(
+        positions[c] != positions[c - 1] + 1
+        and tokens[c - 1] != record.pad
+        and any(reached + 1 == positions[c] and record.is_at(request, positions[c], tokens[c])
+                for request, reached in record.reached.items())
+        for c in range(1, len(tokens))
+    )  # fmt: skip
+
+
+def _joins(record: Record, call: Call, row: int, column: int, request: int) -> bool:
+    """Return whether a request begins, for the first time, behind tokens of another one that is under way."""
+    fed = call.tokens[row, max(column - 1, 0) : column + 1].tolist()
+    behind = column > 0 and int(call.positions[row, :column].min()) > 0
+    return behind and record.pad not in fed and request not in record.rounds
+
+
+def beginnings(record: Record, call: Call, row: int) -> dict[int, int]:
+    """The columns in which a request begins by its text and its position, whatever the mask shows: their requests.
+
+    Before a row was seen to hold several, only prompts begin one. Positions may be wrong: where they break, a prompt
+    that nobody has fed yet begins wherever it stands by its text.
+    """
+    if len(call.tokens) >= len(record.requests):
+        return {}
+    tokens, positions = call.tokens[row].tolist(), call.positions[row].tolist()
+    breaks = [c for c in range(len(tokens)) if not c or positions[c] != positions[c - 1] + 1]
+    held = [label for label in record.held(call, row) if label.what == "token"]
+    begun: dict[int, int] = {}
+    for column in breaks:
+        for number, request in enumerate(record.requests):
+            at, prompt = positions[column], len(request.prompt)
+            reached = {label.position for label in held if label.request == number}
+            goes_on = at == max(reached, default=-1) + 1 or (not reached and record.continues(number, at))
+            new = (
+                column > 0 < at and prompt > _CHANCE and not reached and number not in {*record.rounds, *begun.values()}
+            )
+            if new and _opens(tokens, positions, column, request.prompt, record.pad):
+                begun[column] = number
+                break
+            if number in begun.values() or not goes_on or (at and not record.packed):
+                continue
+            rest = [whole[at : max(prompt, at + 1)] for whole in request.wholes]
+            opened = not at and _opens(tokens, positions, column, request.prompt, record.pad)
+            if opened or any(_begins(tokens, column, text) for text in rest):
+                begun[column] = number
+                break
+    return begun
+
+
+def segments(record: Record, call: Call, row: int, places: Places, begun: dict[int, int]) -> list[range]:
+    """The columns of a row that holds several requests, cut where one ends and the next begins.
+
+    A column belongs to the request whose digest it has, else to the one most of whose entries it sees, and else,
+    where it sees none but those of its own call, to the segment that these belong to. Where a request has begun by its
+    text, a column that goes on seeing it belongs to it, whatever else it sees. A column that sees only itself tells
+    nothing: it belongs to the segment before it, if it goes on there by its text or its position.
+    """
+    slots = writes(call, row)
+    tokens, positions = call.tokens[row].tolist(), call.positions[row].tolist()
+    prompts = [request.prompt for request in record.requests]
+    owners: list[int] = []
+    edges: list[int] = []
+    for column in range(call.tokens.shape[1]):
+        seen = [slots[slot] for slot in np.flatnonzero(call.visible[row, column])]
+        votes = Counter(
+            record.of[write].request for write in seen if write in record.of and record.of[write].what == "token"
+        )
+        exact = [request for request, _ in places[column]]
+        own = [owners[at] for number, _, at in seen if number == call.number and at < column]
+        next_to = column > 0 and positions[column] == positions[column - 1] + 1
+        goes_on = False
+        if owners and owners[-1] >= 0 and not votes and not own:
+            at = positions[edges[-1]] + column - edges[-1]
+            begins = any(_begins(tokens, column, prompt) for n, prompt in enumerate(prompts) if n not in owners)
+            goes_on = record.is_at(owners[-1], at, tokens[column]) or (next_to and not begins)
+        if column in begun:
+            owner = begun[column]
+        elif goes_on or (edges and edges[-1] in begun and owners[-1] in {*votes, *own} and not exact):
+            owner = owners[-1]
+        elif exact:
+            owner = max(exact, key=lambda r: (votes[r], r == owners[-1] if owners else False))
+        else:
+            owner = max(votes, key=lambda r: votes[r], default=own[-1] if own else -1)
+        if not owners or column in begun or owner != owners[-1] or not (own or (next_to and owner >= 0)):
+            edges.append(column)
+        owners.append(owner)
+    return [range(a, b) for a, b in zip(edges, [*edges[1:], len(owners)], strict=True)]
+
+
+def sees_twins(call: Call, row: int, column: int) -> bool:
+    """Return whether a query sees two columns of its call at one position: no path of a tree has these both."""
+    slots = zip(writes(call, row), call.visible[row, column], strict=True)
+    own = [write[2] for write, shown in slots if shown and write[0] == call.number]
+    return len(set(call.positions[row, own].tolist())) < len(own)
+
+
+# The request that a row of a call stands for, and its first token there, where no query of the row is right.
+#
+# Every token of a request that the row feeds is a possible start. Clues for and against each start are counted. The
+# best start asks for a token that is due, has the fewest objections, and fits the row best, in this order. No clue
+# has a weight. `tests/test_labels.py` has rows that are aligned wrongly without each of the clues.
+
+OBJECTIONS = {
+    "taken": "another row of the call stands for the request",
+    "hidden": "the first token does not see itself, as pads do not",
+    "strange": "behind what fits, something is fed that no draft had proposed",
+}
+FOR = {
+    "held": "an entry of the request that the row's cache holds before the start",
+    "fed": "a token fed that the request has there",
+    "position": "the first one carries its logical position",
+    "own_row": "the row of the call has the request's number, which engines give up when rows leave",
+    "prompt": "the row reaches the end of the prompt, from where on there is something to ask",
+}
+AGAINST = {
+    "gap": "a token before the start that the cache does not hold, or an entry too many",
+    "beyond": "an entry held of the start or what is behind it",
+}
+
+
+class Start(NamedTuple):
+    """Column ``first`` of the row feeds the token at logical position ``at`` of the request.
+
+    ``ahead`` is 1 where the call asks for a token that is not committed, and less by the tokens that it asks for again.
+    A decoder has no use for an answer that it has already, so a start with a lower ``ahead`` is taken only where no
+    other fits. ``clues`` counts how often each clue applies.
+    """
+
+    request: int
+    first: int
+    at: int
+    ahead: int
+    clues: dict[str, int]
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """The key by which starts compete: the highest is taken."""
+        fit = sum(map(self.clues.__getitem__, FOR)) - sum(map(self.clues.__getitem__, AGAINST))
+        return self.ahead, -sum(map(self.clues.__getitem__, OBJECTIONS)), fit
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row to be aligned, or the ``columns`` of it that belong to one request.
+
+    ``held[request]`` are the positions in its cache, ``garbled`` the entries seen that no model wrote, which may stand
+    for any token.
+    """
+
+    call: Call
+    row: int
+    begin: int
+    tokens: list[int]
+    hidden: list[bool]
+    held: list[set[int]]
+    garbled: int
+
+
+def align(
+    record: Record,
+    call: Call,
+    row: int,
+    taken: Collection[int],
+    columns: range | None = None,
+    requests: Sequence[int] | None = None,
+) -> tuple[int, int, int] | None:
+    """The best ``(request, first real column, position of column 0)``, or None when nothing fits.
+
+    ``taken`` are the requests that other rows of the call stand for. ``requests`` are the requests that this row may
+    stand for; without them it may stand for any.
+    """
+    fed = _row(record, call, row, columns)
+    all_of_them = range(len(record.requests)) if requests is None else requests
+    starts = (start for request in all_of_them for start in _starts(record, fed, request, request in taken))
+    best = max(starts, key=lambda start: start.rank, default=None)
+    return None if best is None else (best.request, fed.begin + best.first, best.at - fed.begin - best.first)
+
+
+def _row(record: Record, call: Call, row: int, columns: range | None) -> _Row:
+    begin = columns[0] if columns else 0
+    held: list[set[int]] = [set() for _ in record.requests]
+    for label in record.held(call, row):
+        for request, positions in enumerate(held) if label.what == "token" else ():
+            if record.same(label, request):
+                positions.add(label.position)
+    nobodys = call.kv[0][0, row, 0, :, MODEL] > max(TARGET, DRAFT)
+    return _Row(
+        call,
+        row,
+        begin,
+        tokens=call.tokens[row].tolist()[begin : columns[-1] + 1 if columns else None],
+        hidden=self_hidden(call, row)[begin:],
+        held=held,
+        garbled=int((call.visible[row].any(axis=0) & nobodys).sum()),
+    )
+
+
+def _starts(record: Record, fed: _Row, request: int, taken: bool) -> Iterator[Start]:
+    """The starts that the row may have in a request: columns before one must be pads."""
+    pad, tokens = record.pad, fed.tokens
+    proposed = record.proposed(request, fed.call.number) | {pad} if record.drafted else set(tokens)
+    for first, token in enumerate(tokens):
+        for whole in record.requests[request].wholes:
+            for at in (at for at, other in enumerate(whole) if other == token):
+                run = common_start(tokens[first:], whole[at:])
+                prompt = len(record.requests[request].prompt)
+                if at + run < prompt and any(other != pad for other in tokens[first + run :]):
+                    continue  # a row cannot leave its own prompt
+                behind = zip(tokens[first + run :], fed.hidden[first + run :], strict=False)
+                strange = any(not unseen and other not in proposed for other, unseen in behind)
+                last = min(at + len(tokens) - first, prompt + record.requests[request].needed - 1) - 1
+                ahead = min(1, last - record.committed.get(request, -1))
+                clues = _clues(fed, request, first, at, run, prompt) | {"taken": taken, "strange": strange}
+                yield Start(request, first, at, ahead, clues)
+        if token != pad:
+            return
+
+
+def _clues(fed: _Row, request: int, first: int, at: int, run: int, prompt: int) -> dict[str, int]:
+    """Return how often each clue applies to a start, but for the two that rest on other rows and on drafts."""
+    have = fed.held[request]
+    before = sum(position < at for position in have)
+    return {
+        "held": before,
+        "gap": abs(at - before - fed.garbled),
+        "beyond": len(have) - before,
+        "fed": run,
+        "position": int(fed.call.positions[fed.row, fed.begin + first] == at),
+        "own_row": int(request == fed.row),
+        "prompt": int(at + len(fed.tokens) - first >= prompt),
+        "hidden": int(fed.hidden[first]),
+    }
+
+
+# The labels of columns that belong to one request: the first rule that applies says what a column is.
+#
+# `eqcheck.attribution.context` turns the labels of the slots that a query sees into kinds of faults.
+
+
+@dataclass
+class Columns:
+    """Columns of a row of a call, labelled from left to right.
+
+    ``first`` is the first real one, column c feeds ``start + c``; ``exact`` has the positions of the columns that are
+    right beyond doubt. No round has more than ``most`` drafts: a pad id behind so many is a pad, even if it was
+    ``proposed``. Up to ``column`` the row has come to ``position``, and left its own tokens unless it is ``on_path``;
+    pads go up to the column ``inside``. The token fed at ``in_prompt`` is not the prompt's.
+    """
+
+    record: Record
+    call: Call
+    row: int
+    columns: range
+    request: int
+    first: int
+    start: int
+    exact: Mapping[int, int]
+    proposed: set[int]
+    most: float
+    found: dict[int, Label] = field(default_factory=dict)
+    column: int = 0
+    position: int = 0
+    on_path: bool = True
+    inside: int = 0
+    in_prompt: int | None = None
+    drafts: int = 0
+
+    def labels(self) -> dict[int, Label]:
+        """The label of each column."""
+        self.position = self.start + self.first - 1
+        for column in self.columns:
+            self.column = column
+            label = next(label for rule in RULES if (label := rule(self)) is not None)
+            self.found[column] = replace(label, exact=column in self.exact)
+        if self.record.branches:
+            at = self.start + self.first
+            block = Block(self.record, self.call, self.row, self.columns, self.request, self.first, at)
+            return self.found | block.labels(self.exact)
+        return self._filled_up()
+
+    def _filled_up(self) -> dict[int, Label]:
+        """The columns that the mask hides from themselves are filler, where it hides no token of the row so."""
+        hidden = self_hidden(self.call, self.row)
+        if any(hidden[column] for column, label in self.found.items() if label.what == "token"):
+            return self.found
+        drafts = {c: label for c, label in self.found.items() if label.what == "draft" and hidden[c]}
+        return self.found | {column: replace(label, what="filler") for column, label in drafts.items()}
+
+    def _fed(self, position: int) -> bool:
+        """Return whether the column feeds the token that the request has there."""
+        return self.record.is_at(self.request, position, int(self.call.tokens[self.row, self.column]))
+
+    def _feeds_pad(self) -> bool:
+        """Return whether it feeds a pad id that is no draft."""
+        return self.record.is_pad(self.call, self.row, self.column, self.proposed)
+
+    # The rules.
+
+    def before_first(self) -> Label | None:
+        if self.column >= self.first:
+            return None
+        at = self.start + self.column
+        return Label(self.request, at, "token") if self._fed(at) else Label(self.request, -1, "pad")
+
+    def right_beyond_doubt(self) -> Label | None:
+        if self.column not in self.exact:
+            return None
+        self.on_path, self.position, self.in_prompt = True, self.exact[self.column], None
+        return Label(self.request, self.position, "token")
+
+    def next_token(self) -> Label | None:
+        if not (self.on_path and self._fed(self.position + 1)) or self._pad_ahead():
+            return None
+        self.position += 1
+        return Label(self.request, self.position, "token")
+
+    def pad(self) -> Label | None:
+        proposed = self.proposed if self.drafts < self.most else set()
+        if self.column >= self.inside and not self.record.is_pad(self.call, self.row, self.column, proposed):
+            return None
+        return Label(self.request, -1, "pad")
+
+    def pads_inside(self) -> Label | None:
+        """Several pads behind which the row goes on: pads among its tokens, even if the draft proposed the pad id."""
+        behind = range(self.column, self.columns[-1] + 1)
+        tokens = self.call.tokens[self.row].tolist()
+        end = next((c for c in behind if tokens[c] != self.record.pad), 0)
+        several = self.on_path and end > self.column + 1
+        if not (several and self.record.is_at(self.request, self.position + 1, tokens[end])):
+            return None
+        self.inside = end
+        return Label(self.request, -1, "pad")
+
+    def fills_a_prompt(self) -> Label | None:
+        """A token behind a part of a prompt that is not its next one: a draft comes behind the prompt's last token."""
+        if self.on_path and self.position + 1 < len(self.record.requests[self.request].prompt):
+            self.in_prompt = self.position + 1
+        if self.in_prompt is None:
+            return None
+        self.on_path = False
+        return Label(self.request, self.in_prompt, "filler")
+
+    def draft_or_filler(self) -> Label:
+        self.on_path = False
+        self.position += 1
+        if self.record.drafted and int(self.call.tokens[self.row, self.column]) not in self.proposed:
+            return Label(self.request, self.position, "filler")
+        self.drafts += 1
+        return Label(self.request, self.position, "draft", agreed=self._agreed())
+
+    def _agreed(self) -> bool:
+        """Return whether the target's answer in the column before is what a draft proposes,
+        and none before it was refused.
+        """
+        before = self.found.get(self.column - 1) or self.record.of.get((self.call.number, self.row, self.column - 1))
+        kept = before is not None and (before.what == "token" or before.agreed)
+        answer, fed = self.call.predictions[self.row, self.column - 1], self.call.tokens[self.row, self.column]
+        return kept and int(answer) == int(fed)
+
+    def _pad_ahead(self) -> bool:
+        """Return whether it feeds a pad that only happens to be the row's next token: nothing had proposed it yet."""
+        end, next_one = len(self.record.requests[self.request].prompt), self.position + 1
+        new = next_one >= end and next_one > self.record.reached.get(self.request, end - 1) + 1
+        return new and self._feeds_pad()
+
+
+RULES: tuple[Callable[[Columns], Label | None], ...] = (
+    Columns.before_first,
+    Columns.right_beyond_doubt,
+    Columns.next_token,
+    Columns.pad,
+    Columns.pads_inside,
+    Columns.fills_a_prompt,
+    Columns.draft_or_filler,
+)
 
 
 class Labels(Record):

@@ -12,17 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from eqcheck.attribution.bookkeeping import Told, WrongToken, diagnose
-from eqcheck.attribution.confusion import said_of_query
-from eqcheck.attribution.feeding import fed_instead
-from eqcheck.attribution.history import told
+from eqcheck.attribution.bookkeeping import Told, WrongToken, diagnose, prompt_returned
+from eqcheck.attribution.context import Walk, of_mask, order_of
+from eqcheck.attribution.entries import told
 from eqcheck.attribution.labels import labels_of
-from eqcheck.attribution.patterns import of_mask
+from eqcheck.attribution.other_rows import said_of_query
 from eqcheck.attribution.record import Label, Record, Write
-from eqcheck.attribution.sources import Sources
-from eqcheck.attribution.turns import Turns
-from eqcheck.attribution.walk import Walk, order_of
-from eqcheck.attribution.whole_rows import prompt_returned
+from eqcheck.attribution.story import Turns
+from eqcheck.attribution.token_origins import Sources, fed_instead
 from eqcheck.contract.family import FAMILY, Family
 from eqcheck.contract.kinds import KINDS
 from eqcheck.decoding.run import Run
@@ -30,7 +27,7 @@ from eqcheck.explanation.records import Deviation, Explanation, Query
 from eqcheck.explanation.statements import NOTHING, Statement, state, together
 from eqcheck.hashlm.hashing import truncated
 from eqcheck.hashlm.trace import TARGET
-from eqcheck.result.verdict import RowVerdict
+from eqcheck.result.outcome import RowVerdict
 
 Finding = tuple[tuple[int, ...], Explanation]  # with its place in causal order
 _LAST = (10**9,)

@@ -22,11 +22,9 @@ from typing import Any
 
 from eqcheck.campaign import processes, shards
 from eqcheck.campaign.events import CaseDone, Finished, Listener, Settled, Started
-from eqcheck.campaign.shardfile import Shard, finding_of, from_builtins, read, write
-from eqcheck.campaign.shards import merged
+from eqcheck.campaign.shards import Shard, finding_of, from_builtins, merged, read, write
 from eqcheck.contract.decoders import Decoder
-from eqcheck.contract.errors import UsageError
-from eqcheck.contract.escaping import one_line
+from eqcheck.contract.errors import UsageError, one_line
 from eqcheck.contract.extras import require
 from eqcheck.result.findings import Audit, Options
 from eqcheck.store.corpus import Corpus

@@ -11,22 +11,55 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-from eqcheck.attribution.state import of_sequence
+from eqcheck.attribution.leak import of_sequence
 from eqcheck.campaign import events
-from eqcheck.campaign.joining import one_of, others_of
 from eqcheck.campaign.pace import Pace, interruptible, pointless
 from eqcheck.contract.decoders import Decoder
-from eqcheck.contract.errors import UsageError
+from eqcheck.contract.errors import UsageError, printable
 from eqcheck.contract.requirements import unmet
-from eqcheck.explanation.internal import UNEXPLAINED, guarded, internal_error, note
-from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
+from eqcheck.explanation.notice import INCONCLUSIVE, UNEXPLAINED, VACUOUS, Notice, guarded, internal_error, note
 from eqcheck.explanation.records import Explanation
+from eqcheck.explanation.text import render
 from eqcheck.lanes.lane import Lane, lane_named, lanes_of
 from eqcheck.result import claims
-from eqcheck.result.findings import Audit, Finding, Options
+from eqcheck.result.findings import Audit, Finding, Options, OtherCase
 from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, UNTRIED, Outcome
 from eqcheck.store.casefile import stored_violation
 from eqcheck.store.corpus import Corpus
+
+# Decide which findings are one, and which other cases show one.
+
+_OTHERS, _OTHER_LENGTH = 4, 3000  # other cases of a finding, and characters of each
+
+
+def one_of(earlier: Finding, later: Finding) -> Finding | None:
+    """One of two findings, where they need the same options and have one cause or look alike; an explained one stays.
+
+    Several fingerprints that were read can prove to be one, or `unattributed`.
+    """
+    components = {earlier.explanation.component, later.explanation.component}
+    alike = set(earlier.seen) & set(later.seen) and len(components - {"unattributed"}) < 2
+    if earlier.needs != later.needs or not (alike or earlier.fingerprint == later.fingerprint):
+        return None
+    better = earlier.explanation.component == "unattributed" != later.explanation.component
+    return replace(later if better else earlier, seen=tuple(dict.fromkeys(earlier.seen + later.seen)))
+
+
+def others_of(result: Audit, finding: Finding) -> tuple[OtherCase, ...]:
+    """The first small cases, as they were drawn, that were read to fail by the cause of a finding."""
+    shown: list[OtherCase] = []
+    for outcome in result.outcomes:
+        e = outcome.explanation
+        if e is None or not outcome.failed or e.fingerprint != finding.fingerprint or outcome.case == finding.case:
+            continue
+        case, claimed = outcome.case.to_dict(), result.claims(outcome.case)
+        if len(str(case)) <= _OTHER_LENGTH and claimed == (finding.standing != "discovery"):
+            text = printable(render(e))[:_OTHER_LENGTH]
+            shown.append(OtherCase(case, text, e.row, e.token_index, e.expected, e.observed))
+        if len(shown) == _OTHERS:
+            break
+    return tuple(shown)
+
 
 UNREPEATED = "the case did not fail again when it was decoded alone, so no cause was searched for"
 _TRIES = 3  # cases of a group in which eqcheck itself may fail before the others of the group are left alone

@@ -14,8 +14,8 @@ from eqcheck.contract.decoders import DRAFTING, RowOptions
 from eqcheck.contract.errors import CaseError
 from eqcheck.contract.family import LLAMA
 from eqcheck.contract.fields import Rule, among, check, complaint, plain, read, within
-from eqcheck.contract.limits import ENGINE_PENALTY, ENGINE_ROWS, ENGINE_TOKENS, MOST_DRAFT_TOKENS
 from eqcheck.contract.options import PENALTIES
+from eqcheck.contract.profiles import ENGINE_PENALTY, ENGINE_ROWS, ENGINE_TOKENS, MOST_DRAFT_TOKENS
 from eqcheck.contract.requirements import options_meeting, prompts_meeting
 
 VOCAB_SIZE, POSITIONS = 256, 2048  # of the checkpoints

@@ -15,7 +15,8 @@ from eqcheck.contract.architectures import parsed
 from eqcheck.contract.decoders import CACHE_STATES, FAMILIES, PaddingSide, Request, RowOptions
 from eqcheck.contract.errors import CaseError
 from eqcheck.contract.fields import Reader, Rule, among, check, plain, read, shown, within
-from eqcheck.contract.limits import (
+from eqcheck.contract.options import options_of
+from eqcheck.contract.profiles import (
     MOST_BEFORE,
     MOST_DRAFT_TOKENS,
     MOST_ROWS,
@@ -26,7 +27,6 @@ from eqcheck.contract.limits import (
     MOST_WORK,
     MOST_WORK_BEFORE,
 )
-from eqcheck.contract.options import options_of
 from eqcheck.contract.trees import REJECTED, Nodes, of_round, wrong_with
 from eqcheck.explanation.records import Given
 

@@ -13,8 +13,8 @@ from eqcheck.case.engine import EngineCase
 from eqcheck.case.record import AnyCase, Case, Prompts, Vocabulary
 from eqcheck.contract.decoders import CLAIMED, FAMILIES, PaddingSide, RowOptions
 from eqcheck.contract.fields import among, read, within
-from eqcheck.contract.limits import MOST_DRAFT_TOKENS, MOST_TOKENS_OF_ROW
 from eqcheck.contract.options import ORDER, SEEDS, asked_of
+from eqcheck.contract.profiles import MOST_DRAFT_TOKENS, MOST_TOKENS_OF_ROW
 from eqcheck.explanation.records import Given
 
 REGIMES = ("std", "near", "near4", "far", "peaked", "few", "equal", "dead")
@@ -123,7 +123,7 @@ class SampledCase(Sampled):
     """One test input whose rows are sampled, for models that are scripted.
 
     ``rows`` has the options of each row. ``scale``, ``support`` and ``mix`` are those of an
-    `eqcheck.hashlm.scores.Spread`: of the target the first two, of the draft ``scale``, ``draft_support`` and ``mix``.
+    `eqcheck.hashlm.hashing.Spread`: of the target the first two, of the draft ``scale``, ``draft_support`` and ``mix``.
     The other fields are those of `Sampled` and of `eqcheck.case.record.Case`.
 
         >>> case = SampledCase(((5, 7), (9,)), (RowOptions(4, temperature=1.0), RowOptions(4)))

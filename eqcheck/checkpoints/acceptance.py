@@ -27,7 +27,7 @@ from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.construction.function import Function
 from eqcheck.result.tally import DUE_DRAWN, DUE_SAMPLED
-from eqcheck.sampling.row import Floats, SampledRow
+from eqcheck.sampling.laws import Floats, SampledRow
 
 DUE, ACCEPTED = "due", "accepted"
 _ROWS = ((1, "1"), (3, "2-3"), (8, "4-8"))

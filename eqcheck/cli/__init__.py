@@ -28,9 +28,8 @@ from eqcheck.cli import (
     selfcheck,
 )
 from eqcheck.cli.common import LinedHelp, examples
-from eqcheck.cli.configured import configured
-from eqcheck.contract.errors import INCONCLUSIVE, INTERNAL, USAGE, UsageError, did_you_mean
-from eqcheck.contract.escaping import printable
+from eqcheck.cli.plan import configured
+from eqcheck.contract.errors import INCONCLUSIVE, INTERNAL, USAGE, UsageError, did_you_mean, printable
 from eqcheck.contract.extras import EXTRAS, missing
 
 COMMANDS = (new, audit, gate, replay, report, kinds, explain, listing, checkpoint, selfcheck, bench)

@@ -15,15 +15,26 @@ from typing import TYPE_CHECKING
 from eqcheck import __version__
 from eqcheck.campaign.events import Working
 from eqcheck.cli import common, outputs
-from eqcheck.cli.arguments import add_bounds, case_seconds, families, natural, positive, seconds, share, size
-from eqcheck.cli.common import broken, examples, import_models, stdout_to_stderr
+from eqcheck.cli.common import (
+    add_bounds,
+    broken,
+    case_seconds,
+    examples,
+    families,
+    import_models,
+    natural,
+    positive,
+    seconds,
+    share,
+    size,
+    stdout_to_stderr,
+)
 from eqcheck.cli.plan import Plan
 from eqcheck.contract import extras, known_violations, registry, repository
 from eqcheck.contract.decoders import Decoder
-from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, INTERNAL, NOTHING, VIOLATION, UsageError
-from eqcheck.contract.escaping import printable
+from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, INTERNAL, NOTHING, VIOLATION, UsageError, printable
 from eqcheck.contract.family import LLAMA
-from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
+from eqcheck.contract.profiles import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.report.progress import progress
 
 if TYPE_CHECKING:
@@ -235,7 +246,7 @@ def _text(plan: Plan, reports: Sequence[Report], places: Sequence[str]) -> str:
         from eqcheck.report.schema import to_builtins
 
         return json.dumps({"reports": [to_builtins(report) for report in reports]})
-    from eqcheck.report.media import in_terminal
+    from eqcheck.report.build import in_terminal
 
     return printable(in_terminal(reports, places))
 

@@ -10,14 +10,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eqcheck.cli.arguments import positive, seconds
-from eqcheck.cli.common import junit_writable, say, writable
-from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError
-from eqcheck.contract.escaping import printable
+from eqcheck.cli.common import junit_writable, positive, say, seconds, writable
+from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION, UsageError, printable
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
-    from eqcheck.gate.stored import StoredAnswers
+    from eqcheck.gate.servers import StoredAnswers
 
 _CODES = {"equivalent": EQUIVALENT, "violation": VIOLATION, "inconclusive": INCONCLUSIVE}
 
@@ -102,8 +100,8 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run a gate and return the exit code."""
-    from eqcheck.gate.prompts import drawn, read
     from eqcheck.gate.report import built, checks_of, earlier, page_of
+    from eqcheck.gate.rows import drawn, read
     from eqcheck.gate.run import Gate, Settings
     from eqcheck.gate.sentences import beside, progress, text_of
 
@@ -185,7 +183,7 @@ def _stored(options: argparse.Namespace, servers: list[Any]) -> StoredAnswers | 
     """Return the stored answers of a gate that may continue. They hold prompts, so there are none with --redact."""
     if options.out is None or options.redact or options.plain.startswith("hf:"):
         return None
-    from eqcheck.gate.stored import StoredAnswers
+    from eqcheck.gate.servers import StoredAnswers
 
     stored = StoredAnswers(options.out)
     if stored.count:

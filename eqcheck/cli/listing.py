@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from eqcheck.cli.common import say
-from eqcheck.contract.errors import EQUIVALENT, UsageError
-from eqcheck.contract.escaping import printable
+from eqcheck.contract.errors import EQUIVALENT, UsageError, printable
 from eqcheck.explanation.layout import WHOLE, columns, table, wrapped
 
 if TYPE_CHECKING:

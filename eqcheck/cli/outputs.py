@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from eqcheck.cli.common import say, stdout_to_stderr
-from eqcheck.contract.errors import UsageError
-from eqcheck.contract.escaping import one_line, printable
+from eqcheck.contract.errors import UsageError, one_line, printable
 
 if TYPE_CHECKING:
     from eqcheck.campaign.events import Event, Listener
@@ -82,8 +81,8 @@ def _stream(option: str, path: Path) -> Iterator[TextIO]:
 
 def tell(reports: Sequence[Report], text: str, options: Plan, decoders: Sequence[Decoder]) -> None:
     """Print the results of an audit, and hand them on; ``text`` is for people, or the one JSON object."""
+    from eqcheck.report.build import as_junit
     from eqcheck.report.checks import commands_of, step_summary, untrusted
-    from eqcheck.report.media import as_junit
 
     mixed = options.json or str(options.ndjson) == "-"  # standard output is for a program
     on_github = os.environ.get("GITHUB_ACTIONS") == "true"

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eqcheck.cli.common import examples, say
-from eqcheck.contract.errors import EQUIVALENT, USAGE, VIOLATION, UsageError
-from eqcheck.contract.escaping import printable
+from eqcheck.contract.errors import EQUIVALENT, USAGE, VIOLATION, UsageError, printable
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands

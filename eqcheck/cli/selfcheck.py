@@ -9,8 +9,7 @@ import random
 import sys
 from typing import TYPE_CHECKING
 
-from eqcheck.cli.arguments import positive
-from eqcheck.cli.common import broken, examples, import_models
+from eqcheck.cli.common import broken, examples, import_models, positive
 from eqcheck.contract.errors import EQUIVALENT
 
 if TYPE_CHECKING:

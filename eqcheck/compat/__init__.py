@@ -11,8 +11,7 @@ imports and the calls of that code; docs/bridge.md shows how.
 """
 
 from eqcheck.compat.cuda import no_cuda
-from eqcheck.compat.legacy import legacy_cache
-from eqcheck.compat.lookup import drafts_of
+from eqcheck.compat.legacy import drafts_of, legacy_cache
 from eqcheck.compat.pages import Paged, kv_sizes, page_tables
 from eqcheck.compat.tokenizer import IdTokenizer
 

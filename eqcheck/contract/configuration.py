@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from eqcheck import __version__
-from eqcheck.contract.errors import UsageError, did_you_mean
-from eqcheck.contract.escaping import one_line
+from eqcheck.contract.errors import UsageError, did_you_mean, one_line
 from eqcheck.contract.profiles import profile
 
 if sys.version_info >= (3, 11):

@@ -10,8 +10,7 @@ from inspect import Parameter, Signature
 from types import MappingProxyType
 from typing import Any, Literal
 
-from eqcheck.contract.errors import UsageError, did_you_mean
-from eqcheck.contract.escaping import one_line
+from eqcheck.contract.errors import UsageError, did_you_mean, one_line
 from eqcheck.contract.family import CLAIMED as CLAIMED
 from eqcheck.contract.family import FAMILIES as FAMILIES
 from eqcheck.contract.kinds import FINGERPRINTS

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from eqcheck.contract.decoders import Decoder
-from eqcheck.contract.errors import UsageError, did_you_mean
-from eqcheck.contract.escaping import one_line
+from eqcheck.contract.errors import UsageError, did_you_mean, one_line
 from eqcheck.contract.kinds import FINGERPRINTS
 
 if sys.version_info >= (3, 11):

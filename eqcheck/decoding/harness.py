@@ -18,22 +18,19 @@ from eqcheck.case.record import Case
 from eqcheck.contract.cache_names import cache_argument
 from eqcheck.contract.completion import split
 from eqcheck.contract.decoders import Generate
-from eqcheck.contract.errors import OutputError, Unsupported
-from eqcheck.contract.escaping import one_line, printable
+from eqcheck.contract.errors import OutputError, Unsupported, one_line, printable
 from eqcheck.contract.family import FAMILY
 from eqcheck.decoding.rounding import ties_of
-from eqcheck.decoding.run import Run, Truth
-from eqcheck.decoding.schedule import continuations, script_of
-from eqcheck.drafting.draft import ScriptedDraft
-from eqcheck.drafting.head import Contexts, ScriptedHead
+from eqcheck.decoding.run import Run, Truth, continuations, script_of
+from eqcheck.drafting.draft import Contexts, ScriptedDraft, ScriptedHead
 from eqcheck.explanation.records import Explanation, crash
 from eqcheck.hashlm.caches import preallocated
+from eqcheck.hashlm.hashing import UNEVEN
 from eqcheck.hashlm.model import HashConfig, HashLM
-from eqcheck.hashlm.scores import UNEVEN
 from eqcheck.hashlm.trace import Call, Fix, TooManyCalls, Trace, Uses
-from eqcheck.real.decode import watched
 from eqcheck.real.tap import NotRead, TapFailed
-from eqcheck.result.verdict import check_rows
+from eqcheck.real.targets import watched
+from eqcheck.result.outcome import check_rows
 from eqcheck.truth.continuation import continue_rows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from eqcheck.contract.escaping import one_line
+from eqcheck.contract.errors import one_line
 from eqcheck.contract.trees import Nodes
 
 BY_TOKENS = "judged by the tokens alone"

@@ -9,18 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eqcheck.contract.errors import UsageError
-from eqcheck.contract.escaping import one_line, printable
-from eqcheck.gate.answers import ServerError, acceptance, acceptance_of_positions
-from eqcheck.gate.cause import UNATTRIBUTED, EditCause, cause
-from eqcheck.gate.conditions import conditions_of
-from eqcheck.gate.lengths import LENGTHS
+from eqcheck.contract.errors import UsageError, one_line, printable
+from eqcheck.gate.bets import LENGTHS
+from eqcheck.gate.cause import UNATTRIBUTED, EditCause, cause, conditions_of
 from eqcheck.gate.reproduction import TRIES, Requests, SmallestSearch, curls, sampled_script, script
-from eqcheck.gate.rows import ENDS, Row, Wanted, second_choices
+from eqcheck.gate.rows import ENDS, Row, ServerError, Wanted, acceptance, acceptance_of_positions, second_choices
 from eqcheck.gate.run import Gate
 from eqcheck.gate.sentences import condition_line, explained, sections, summary, text_of, verdict_of
 from eqcheck.report.checks import Check, Status
-from eqcheck.report.templates import page
+from eqcheck.report.page import page
 from eqcheck.truth.evidence import CROSSES
 
 FORMAT = "eqcheck-gate/1"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from eqcheck.gate.lengths import LENGTHS, ends_so
+from eqcheck.gate.bets import LENGTHS, ends_so
 from eqcheck.gate.rows import ENDS, Row, Wanted
 from eqcheck.gate.run import Gate
 

@@ -11,13 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from eqcheck.contract.errors import UsageError
-from eqcheck.gate.answers import Scored, ServerError, Untold
-from eqcheck.gate.compatibility import DRAFTS, check_models, check_plain, fitted
-from eqcheck.gate.laws import SampledRows, weaker
-from eqcheck.gate.lengths import Lengths
-from eqcheck.gate.prompts import Prompt
-from eqcheck.gate.rows import LIKELIEST_SAMPLED, Completed, Row, Speed, Wanted
-from eqcheck.gate.servers import Server
+from eqcheck.gate.bets import Lengths, SampledRows, weaker
+from eqcheck.gate.rows import LIKELIEST_SAMPLED, Completed, Prompt, Row, Scored, ServerError, Speed, Untold, Wanted
+from eqcheck.gate.servers import DRAFTS, Server, check_models, check_plain, fitted
 from eqcheck.truth.evidence import BROKEN, CROSSES, Exceedances, needed, step, together
 
 STOPPED_IN = 4  # every so many requests has a stop

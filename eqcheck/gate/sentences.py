@@ -12,16 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from eqcheck.contract.escaping import one_line
+from eqcheck.contract.errors import one_line
 from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.layout import WHOLE, columns, filled
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import odds, one_in, power_of_ten
 from eqcheck.explanation.text import WIDTH, Part, laid_out
 from eqcheck.explanation.tokens import compared, shortened
-from eqcheck.gate.cause import AGAIN, BLOCK, LOSSY, SERVES_DRAFT, TIMES, EditCause
-from eqcheck.gate.conditions import CONCURRENCY, SINCE, Counts, telling
-from eqcheck.gate.lengths import LENGTHS, SHORTEST
+from eqcheck.gate.bets import LENGTHS, SHORTEST
+from eqcheck.gate.cause import AGAIN, BLOCK, CONCURRENCY, LOSSY, SERVES_DRAFT, SINCE, TIMES, Counts, EditCause, telling
 from eqcheck.gate.rows import ENDS, PIECE, Row, second_choices
 from eqcheck.gate.run import DOUBTS, Gate
 from eqcheck.truth.evidence import CROSSES

@@ -5,27 +5,35 @@ Everything that it answers is taken for untrusted: a wrong type is one line, `Se
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import os
 import random
 import re
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from eqcheck.contract.errors import UsageError
-from eqcheck.contract.escaping import one_line
+from eqcheck.contract.errors import UsageError, one_line
 from eqcheck.contract.extras import missing
 from eqcheck.explanation.records import many
-from eqcheck.gate.answers import (
+from eqcheck.gate.rows import (
+    LIKELIEST,
+    PIECE,
     PROTOCOL,
+    Completed,
+    Prompt,
+    Row,
     Scored,
     ServerError,
     Untold,
+    Wanted,
     as_ids,
     as_list,
     as_number,
@@ -37,12 +45,72 @@ from eqcheck.gate.answers import (
     place_of,
     tokens_of,
 )
-from eqcheck.gate.rows import LIKELIEST, PIECE, Completed, Wanted
 
 if TYPE_CHECKING:
     import httpx
 
-    from eqcheck.gate.stored import StoredAnswers
+
+# Answers of servers in a file, so that an interrupted gate, or one with too few requests, continues.
+#
+# The continued gate makes the same calls in the same order. The bets may go on after any stop: their bound holds
+# however long they run.
+
+NAME = "answers.ndjson"
+
+
+class StoredAnswers:
+    """Keep the answers of an unfinished gate. ``finish`` removes them, so that a mended server is asked anew.
+
+    A call that is made several times gets its answers in turn. A torn line is skipped. ``count`` is the number of
+    answers found at the start. No file is made before the first answer.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self._lock = folder / NAME, threading.Lock()
+        self._known: dict[str, deque[dict[str, Any]]] = {}
+        if self.path.is_file():
+            with self.path.open(encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    self._read(line)
+        self.count = sum(map(len, self._known.values()))
+        self._file: IO[str] | None = None
+
+    def _read(self, line: str) -> None:
+        try:
+            key, answer = json.loads(line)
+        except (ValueError, TypeError, RecursionError):
+            return
+        if isinstance(key, str) and isinstance(answer, dict):
+            self._known.setdefault(key, deque()).append(answer)
+
+    def take(self, url: str, body: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the next stored answer to a call."""
+        with self._lock:
+            known = self._known.get(_key(url, body))
+            return known.popleft() if known else None
+
+    def put(self, url: str, body: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+        """Store an answer."""
+        with self._lock:
+            if self._file is None:
+                self._file = self.path.open("a", encoding="utf-8")
+                self._file.write("\n" if self._file.tell() else "")  # the last line of an earlier gate may be torn
+            self._file.write(f"{json.dumps([_key(url, body), answer])}\n")
+
+    def close(self) -> None:
+        """Keep the answers for a later gate."""
+        if self._file is not None:
+            self._file.close()
+
+    def finish(self) -> None:
+        """Remove the answers."""
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+
+def _key(url: str, body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps([url, body], sort_keys=True).encode()).hexdigest()[:32]
+
 
 KEY = "EQCHECK_API_KEY"
 TIMEOUT_S, CONNECT_S = 300.0, 10.0
@@ -372,3 +440,73 @@ _WAYS: Mapping[str, Callable[[Server, Sequence[int], Sequence[int]], list[Scored
     "generate": _by_generate,
     "step": _by_step,
 }
+
+
+# Check before a gate that prompts fit, that servers serve one model, and that the plain one does not speculate.
+
+SAMPLE_TEXTS = ("The quick brown fox, 12345.", "def main():\n    return 0")  # tokenizers are compared on these
+SAME_MODEL = 8  # prompts whose first token shows whether both serve one model
+FOREIGN = 1.0  # nats: so far from the referee no first token of its own model is
+DRAFTS = ("num_draft_tokens", "verify_calls")
+
+
+def fitted(
+    prompts: Sequence[Prompt], servers: Sequence[Server], max_tokens: int, at_once: int
+) -> tuple[list[Prompt], list[str]]:
+    """Return the prompts that fit into all servers, as ids where the plain one tokenizes, and their kinds."""
+
+    def ids(prompt: Prompt) -> Prompt:
+        return servers[0].tokenized(prompt) or prompt if isinstance(prompt, str) else prompt
+
+    told = servers[0].each(ids, prompts, at_once)
+    most = min((server.longest for server in servers if server.longest is not None), default=None)
+    limit = max_tokens + 1  # the referee asks for a token more
+    fits = [most is None or isinstance(prompt, str) or len(prompt) + limit <= most for prompt in told]
+    kept = list(itertools.compress(told, fits))
+    if not kept:
+        raise UsageError(
+            f"none of {len(told)} prompts fits into the context of {most} tokens with {limit} new ones; lower "
+            "--max-tokens or give shorter prompts"
+        )
+    return kept, [getattr(prompt, "kind", "") for prompt in itertools.compress(prompts, fits)]
+
+
+def check_models(
+    prompts: Sequence[Prompt], plain: Server, others: Sequence[Server], seen: Callable[[Completed], tuple[Scored, ...]]
+) -> Completed:
+    """Raise `ServerError` where the plain server speculates, or where tokenizers or first tokens show other models.
+
+    ``others``: the speculative server first. Returns an answer of it.
+    """
+    check_plain(plain)
+    for text, other in itertools.product(SAMPLE_TEXTS, others):
+        ids = other.tokenized(text), plain.tokenized(text)
+        if None not in ids and ids[0] != ids[1]:
+            each = f"{text[:40]!r} is {ids[0]} and {ids[1]}"
+            raise ServerError(f"{other.url} and {plain.url} have different tokenizers: {each}")
+    rows, untold, speculative = list[Row](), None, others[0]
+    for asked in (Wanted(prompt, 1) for prompt in prompts[:SAME_MODEL]):
+        try:
+            answer = speculative.complete(asked)
+        except Untold as error:
+            untold = error
+            continue
+        rows.append(Row(0, asked, answer, seen(answer), 1, 0))
+    if untold is not None and not rows:
+        raise untold
+    foreign = sum(row.gap > FOREIGN for row in rows)
+    if 2 * foreign > len(rows):
+        raise ServerError(
+            f"the servers serve different models: of {len(rows)} first tokens of {speculative.url} "
+            f"({speculative.model}) {foreign} are far from those of {plain.url} ({plain.model})"
+        )
+    return rows[0].answer
+
+
+def check_plain(plain: Server) -> None:
+    """Raise `ServerError` where the plain server counts drafts."""
+    counts = plain.metrics()
+    for name in DRAFTS:
+        if counts[name]:
+            told = f"{counts[name]} {name.removeprefix('num_').replace('_', ' ')}"
+            raise ServerError(f"--plain {plain.url}: it speculates ({told}); start it without a draft")

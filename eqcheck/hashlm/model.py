@@ -24,7 +24,7 @@ from eqcheck.contract.errors import Unsupported, of_a_library
 from eqcheck.contract.family import FAMILY
 from eqcheck.hashlm import hashing
 from eqcheck.hashlm.caches import install_state
-from eqcheck.hashlm.hashing import Bools, Ints, Words
+from eqcheck.hashlm.hashing import Bools, Ints, Spread, Words, ranked
 from eqcheck.hashlm.parts import (
     POSITIONS,
     HashConfig,
@@ -38,7 +38,6 @@ from eqcheck.hashlm.parts import (
     sizes_of,
     stacked,
 )
-from eqcheck.hashlm.scores import Spread, ranked
 from eqcheck.hashlm.trace import Call, Fix, Trace
 from eqcheck.hashlm.visibility import TAKES_CACHE_POSITION, Feed, View
 

@@ -15,8 +15,7 @@ from eqcheck.contract.cache_names import installed_name
 from eqcheck.contract.errors import Unsupported
 from eqcheck.contract.family import FAMILY, Family
 from eqcheck.hashlm import hashing
-from eqcheck.hashlm.hashing import Bools, Ints, Words
-from eqcheck.hashlm.scores import DEAD, Spread, score_table
+from eqcheck.hashlm.hashing import DEAD, Bools, Ints, Spread, Words, score_table
 from eqcheck.hashlm.visibility import TAKES_CACHE_POSITION, Sizes
 
 POSITIONS = 4096  # the size of the table of positions
@@ -39,7 +38,7 @@ class HashConfig(PretrainedConfig):
 
     ``family`` says how positions and masks are seen (`eqcheck.contract.family`): ``"rotary"`` (like Llama: only
     distances matter), ``"learned"`` (like GPT-2: absolute positions), ... ``seed`` selects the logits; ``role`` is 1
-    for a target, 2 for a draft. ``spread`` is the scale, support and mix of an `eqcheck.hashlm.scores.Spread`, where
+    for a target, 2 for a draft. ``spread`` is the scale, support and mix of an `eqcheck.hashlm.hashing.Spread`, where
     rows are sampled; without it the scores are ranks. ``extra_pad``: the last id of the vocabulary is a pad that the
     model never emits, as where a pad token was added to a real model's vocabulary.
 

@@ -75,7 +75,7 @@ class Call:
 
 @dataclass(frozen=True)
 class HeadCall:
-    """One call of a part of a scripted head (`eqcheck.drafting.head`); ``shape`` names the part.
+    """One call of a part of a scripted head (`eqcheck.drafting.draft`); ``shape`` names the part.
 
     ``given`` are the hidden states ``[batch, block]`` that it was handed, ``tokens`` came with them. ``digests``
     ``[batch, block]`` are the contexts it takes itself to be in, ``predictions`` ``[batch, block]`` its proposals; the

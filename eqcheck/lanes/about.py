@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from eqcheck.contract.kinds import HEAD_LOSSES
-from eqcheck.contract.sizes import SIZES
+from eqcheck.contract.profiles import SIZES
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ TRANSPARENT = About(
         "cache_state": "cache state",
         "num_draft_tokens": "K",
     },
-    losses={  # the counts of `eqcheck.attribution.losses` and `eqcheck.attribution.heads`
+    losses={  # the counts of `eqcheck.attribution.losses` and `eqcheck.attribution.losses`
         "rounds": "rounds of rows with correct output",
         "ideal": "rounds that a draft in sync with its row would need",
         "allowed": "draft tokens that should be accepted",

@@ -23,8 +23,7 @@ from eqcheck.contract.profiles import Draw
 from eqcheck.contract.requirements import unmet
 from eqcheck.result.claims import Claim, Unreached, untested
 from eqcheck.result.findings import Audit, Finding, Options
-from eqcheck.result.outcome import Outcome
-from eqcheck.result.story import DrawnDecode
+from eqcheck.result.outcome import DrawnDecode, Outcome
 
 if TYPE_CHECKING:
     from eqcheck.workers.worker import Limits, TryCase, Workers

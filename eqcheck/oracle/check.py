@@ -9,24 +9,21 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from eqcheck.attribution.completions import told_wrongly_of, without_passed_stops
+from eqcheck.attribution.bookkeeping import prompt_returned, told_wrongly_of, without_passed_stops
 from eqcheck.attribution.declarations import ignored
-from eqcheck.attribution.ids import variants
+from eqcheck.attribution.leak import leaked, with_stale_entries
 from eqcheck.attribution.reading import Reader
-from eqcheck.attribution.state import leaked, with_stale_entries
-from eqcheck.attribution.whole_rows import prompt_returned
-from eqcheck.attribution.witnesses import second_opinion
+from eqcheck.attribution.witnesses import second_opinion, variants
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import PADDING_SIDES, Decoder
-from eqcheck.contract.errors import OutputError, Unsupported, UsageError, Violation
-from eqcheck.contract.escaping import describe, listed
+from eqcheck.contract.errors import OutputError, Unsupported, UsageError, Violation, describe, listed
 from eqcheck.contract.requirements import refused
 from eqcheck.decoding.harness import run as run_case
 from eqcheck.decoding.run import Run, cut
 from eqcheck.explanation.statements import state
 from eqcheck.oracle.tokens import Checked
-from eqcheck.real.built import recognised
-from eqcheck.result.verdict import RowVerdict, Verdict, as_int, check_row, check_rows
+from eqcheck.real.models import recognised
+from eqcheck.result.outcome import RowVerdict, Verdict, as_int, check_row, check_rows
 from eqcheck.truth.generation import Alone
 from eqcheck.truth.rounded import Measured, RowGaps, calmly, coarse, within
 

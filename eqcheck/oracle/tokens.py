@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from eqcheck.attribution.bookkeeping import ends
-from eqcheck.attribution.whole_rows import prompt_returned
+from eqcheck.attribution.bookkeeping import ends, prompt_returned
 from eqcheck.explanation.records import BY_TOKENS, Explanation, Given
 from eqcheck.explanation.statements import Statement, ends_early, state
-from eqcheck.result.verdict import RowVerdict
+from eqcheck.result.outcome import RowVerdict
 from eqcheck.truth.rounded import within
 
 Ids = tuple[int, ...]

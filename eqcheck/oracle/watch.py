@@ -26,7 +26,7 @@ from eqcheck.hashlm.hashing import MODEL
 from eqcheck.hashlm.trace import DRAFT, TARGET, Trace
 from eqcheck.real.shadow import Shadow
 from eqcheck.real.tap import NotRead, TapFailed, Watched, tapped
-from eqcheck.result.verdict import Verdict, check_rows
+from eqcheck.result.outcome import Verdict, check_rows
 from eqcheck.truth.continuation import digests_of
 from eqcheck.truth.rounded import in_pieces
 

@@ -16,8 +16,7 @@ from transformers import DynamicCache
 from eqcheck.contract.cache_names import cache_argument
 from eqcheck.contract.family import Family
 from eqcheck.hashlm.hashing import Ints
-from eqcheck.real.built import emitted
-from eqcheck.real.models import VOCAB_SIZE, model_of
+from eqcheck.real.models import VOCAB_SIZE, emitted, model_of
 
 
 @torch.no_grad()

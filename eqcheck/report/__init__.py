@@ -27,9 +27,8 @@ def load(path: str | Path) -> Report:
     """
     import msgspec
 
-    from eqcheck.contract.errors import UsageError
-    from eqcheck.contract.escaping import one_line
-    from eqcheck.contract.limits import REPORT_BYTES, REPORT_LEVELS
+    from eqcheck.contract.errors import UsageError, one_line
+    from eqcheck.contract.profiles import REPORT_BYTES, REPORT_LEVELS
     from eqcheck.lanes.lane import LANES
     from eqcheck.report.schema import FORMAT, from_builtins
     from eqcheck.store.casefile import read_json

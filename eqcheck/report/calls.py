@@ -19,7 +19,7 @@ from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import held
 from eqcheck.explanation.tokens import shortened
 from eqcheck.report.picture import Stage, cell, committed, stages
-from eqcheck.result.story import DrawnDecode, DrawnRow, DrawnSlot
+from eqcheck.result.outcome import DrawnDecode, DrawnRow, DrawnSlot
 
 _ROWS, _GROUPS = 8, 24  # of rounds and outputs, and of slots in a cache; more are shortened
 _WIDE = 118  # characters, where nothing says how wide the terminal is

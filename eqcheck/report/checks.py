@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 from xml.etree import ElementTree
 
-from eqcheck.contract.escaping import code, fenced, inline, one_line, printable
+from eqcheck.contract.errors import code, fenced, inline, one_line, printable
 from eqcheck.explanation.notice import INCONCLUSIVE
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import unrepeated

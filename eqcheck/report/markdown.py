@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
-from eqcheck.contract.escaping import code, fenced, inline
+from eqcheck.contract.errors import code, fenced, inline
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import sentence
 from eqcheck.explanation.text import kinds_known, laid_out, meaning, parts

@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any, Final, TextIO
 
 from eqcheck.campaign.events import CaseDone, Event, Finished, Loading, Settled, Settling, Started, ViolationSeen
-from eqcheck.contract.escaping import cleaned
+from eqcheck.contract.errors import cleaned
 from eqcheck.result.outcome import UNJUDGED
 
 FORMAT: Final = "eqcheck-events/1"

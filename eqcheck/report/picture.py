@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
 from eqcheck.result.findings import LawEvidence
-from eqcheck.result.story import DrawnCall, DrawnDecode, DrawnQuery, DrawnRound, DrawnRow, DrawnSlot
+from eqcheck.result.outcome import DrawnCall, DrawnDecode, DrawnQuery, DrawnRound, DrawnRow, DrawnSlot
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 240, 64, 150, 14, 34
 _LEAST, _MOST = -320.0, 10_000.0

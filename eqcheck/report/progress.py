@@ -25,7 +25,7 @@ from eqcheck.campaign.events import (
     ViolationSeen,
     Working,
 )
-from eqcheck.contract.escaping import printable
+from eqcheck.contract.errors import printable
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import power_of_ten
 

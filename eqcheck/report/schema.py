@@ -13,14 +13,12 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from eqcheck.contract.escaping import cleaned
-from eqcheck.explanation.internal import InternalError
-from eqcheck.explanation.notice import Notice, with_kinds
+from eqcheck.contract.errors import cleaned
+from eqcheck.explanation.notice import InternalError, Notice, with_kinds
 from eqcheck.explanation.records import Explanation
 from eqcheck.result.claims import Unreached
 from eqcheck.result.findings import LawEvidence, OtherCase, RealPair
-from eqcheck.result.outcome import NearTie
-from eqcheck.result.story import Story
+from eqcheck.result.outcome import NearTie, Story
 
 FORMAT: Final = "eqcheck-report/2"
 SCHEMA = Path(__file__).with_name("report.schema.json")

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from eqcheck.contract.decoders import Decoder
-from eqcheck.contract.escaping import one_line
+from eqcheck.contract.errors import one_line
 from eqcheck.contract.requirements import told
 from eqcheck.explanation.notice import LIMIT, VACUOUS, Notice
 from eqcheck.result.claims import Claim

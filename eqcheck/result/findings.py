@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.known_violations import Known
-from eqcheck.contract.limits import CASE_MEMORY, CASE_TIMEOUT
-from eqcheck.contract.profiles import Profile
-from eqcheck.contract.sizes import WIDE, Bounds
-from eqcheck.explanation.internal import InternalError, note
+from eqcheck.contract.profiles import CASE_MEMORY, CASE_TIMEOUT, WIDE, Bounds, Profile
+from eqcheck.explanation.notice import InternalError, note
 from eqcheck.explanation.records import Explanation, many
 from eqcheck.result.claims import Unreached
-from eqcheck.result.outcome import Outcome
-from eqcheck.result.story import Story
+from eqcheck.result.outcome import Outcome, Story, merge
 from eqcheck.result.tally import Tally
-from eqcheck.result.verdict import merge
 
 if TYPE_CHECKING:
     from eqcheck.sampling.exclusion import Exclusion

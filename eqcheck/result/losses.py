@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from eqcheck.contract.escaping import one_line
+from eqcheck.contract.errors import one_line
 from eqcheck.explanation.notice import INCONCLUSIVE, Notice
 from eqcheck.explanation.records import many
 from eqcheck.result.findings import Audit

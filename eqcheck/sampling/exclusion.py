@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 
 from eqcheck.contract.errors import UsageError
-from eqcheck.sampling.bets import ALTERNATIVES, HIGHEST, Bet, laws, mixed
-from eqcheck.sampling.row import Floats, SampledRow, fresh
-from eqcheck.sampling.wealth import PORTFOLIO, VIOLATION, regime_weight
+from eqcheck.sampling.laws import Floats, SampledRow, fresh
+from eqcheck.sampling.wealth import ALTERNATIVES, HIGHEST, PORTFOLIO, VIOLATION, Bet, laws, mixed, regime_weight
 
 MISSED = 0.01
 """A fault of the size that is excluded would have been missed with at most this probability."""

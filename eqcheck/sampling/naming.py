@@ -26,11 +26,8 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from eqcheck.sampling.fit import misfit
-from eqcheck.sampling.laws import ERRORS, ROUNDS, SamplerLaws, in_words, right_samplers, wrong_samplers
-from eqcheck.sampling.repeats import Repeated, repeated
-from eqcheck.sampling.rounds import PARTS, PartLaws, Read, together
-from eqcheck.sampling.row import SampledRow
+from eqcheck.sampling.laws import ERRORS, ROUNDS, SampledRow, SamplerLaws, in_words, right_samplers, wrong_samplers
+from eqcheck.sampling.rounds import PARTS, PartLaws, Read, Repeated, misfit, repeated, together
 from eqcheck.sampling.wealth import VIOLATION
 
 RATE = 1e-3

@@ -5,16 +5,29 @@ Rounds say for each law of a part a sum of log-likelihoods; `eqcheck.sampling.na
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eqcheck.sampling.laws import BASES, MATCH, PartLaw, Verification
-from eqcheck.sampling.reuse import normal, race, refusing, spent
-from eqcheck.sampling.row import Bools, Floats, Ints
+from eqcheck.sampling.laws import (
+    BASES,
+    MATCH,
+    Bools,
+    Floats,
+    Ints,
+    PartLaw,
+    Verification,
+    normal,
+    race,
+    refusing,
+    spent,
+    tighter,
+)
 
 FLOOR = 0.005  # no law calls anything impossible: one odd token must not decide
 NEVER = 1e-6
@@ -297,3 +310,252 @@ def likeliest(law: Floats, count: int) -> Floats:
     """A law ``[n, V]`` of its so many likeliest tokens alone."""
     least = np.sort(law, axis=-1)[:, -count][:, None]
     return normal(np.where(law >= least, law, 0.0), law)
+
+
+# Check that a name fits all tokens: bets that learn as they go, against each law of the round.
+#
+# A name may be the likeliest of all and still be false, where the fault is one that nobody has named. Each bet is an
+# e-process against the law that is tested: the chance that a table of counts gives what comes next, over the chance
+# that the law gives it (Krichevsky and Trofimov, 1981, https://doi.org/10.1109/TIT.1981.1056331). Where the law is
+# right, it exceeds 1,000 once in 1,000 audits.
+
+BINS = 6
+STRAY, WAITING = 1e-3, 10
+"""Tokens that a law forbids may come this often, for a round may be read wrongly; so many count before the first."""
+
+
+def misfit(reads: Sequence[Read], part: str, name: Any, less: bool = False) -> float:
+    """The logarithm of the evidence that a part of the rounds does not follow the law of this name.
+
+    ``less`` looks only for draft tokens that are accepted less often than the law has it.
+    """
+    told = [read for read in (read.of(part) for read in reads) if len(read)]
+    if part != "accept":
+        seen = (read.draft if part == "draft" else read.token for read in told)
+        return misfit_of_laws(
+            (PartLaws(read).law(part, name), read.q[""], tokens) for read, tokens in zip(told, seen, strict=True)
+        )
+    tables = [_Acceptance(by, less) for by in ("chance", "column", "p")]
+    for read in told:
+        for t, chance in enumerate(bounded(PartLaws(read).acceptance(name)).tolist()):
+            for table in tables:
+                table.see(read, t, chance)
+    return _together([table.log for table in tables])
+
+
+def misfit_of_laws(told: Iterable[tuple[Floats, Floats, Ints]]) -> float:
+    """The logarithm of the evidence that tokens ``[n]`` do not follow laws ``[n, V]``; each with the draft's laws."""
+    orders = [_Order(by) for by in ("id", "likely", "draft")]
+    least = 0.0  # of a bet that the least likely token that the law allows never comes
+    for laws, drafts, tokens in told:
+        own, short = (law[np.arange(len(tokens)), tokens] for law in (laws, tighter(laws)))
+        least += float(np.log((1 + np.divide(short, own, out=np.ones_like(own), where=own > 0)) / 2).sum())
+        for law, draft, token in zip(laws, drafts, tokens.tolist(), strict=True):
+            for order in orders:
+                order.see(law, draft, token)
+    return _together([*(order.log for order in orders), least])
+
+
+def _together(logs: list[float]) -> float:
+    return float(np.logaddexp.reduce(logs) - math.log(len(logs)))
+
+
+class _Acceptance:
+    """Learn how often draft tokens are accepted, for each of some groups of chances."""
+
+    def __init__(self, by: str, less: bool = False) -> None:
+        self.by, self.less, self.log = by, less, 0.0
+        self.ups: dict[object, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])  # accepted, expected, all
+
+    def see(self, read: Read, t: int, chance: float) -> None:
+        likely = float(read.p[""][t, read.draft[t]])
+        group = {"chance": int(chance * BINS), "column": (int(read.column[t]), chance > 0.5), "p": int(likely * BINS)}
+        table = self.ups[group[self.by]]
+        accepted, expected, count = table
+        # The learnt chance lies from the law's by what the group showed so far, as if two more had gone as expected.
+        rate, usual = (accepted + 2 * chance) / (count + 2), (expected + 2 * chance) / (count + 2)
+        learnt = min(max(_logistic(_logit(chance) + _logit(_open(rate)) - _logit(_open(usual))), 0.01), 0.99)
+        learnt = min(learnt, chance) if self.less else learnt
+        taken = read.role[t] == "accepted"
+        self.log += math.log((learnt if taken else 1 - learnt) / (chance if taken else 1 - chance))
+        self.ups[group[self.by]] = [accepted + taken, expected + chance, count + 1]
+
+
+class _Order:
+    """Learn where tokens fall in an order of all, as shares of equal parts of the distribution."""
+
+    def __init__(self, by: str) -> None:
+        self.by, self.log = by, 0.0
+        self.counts = np.full(BINS, 1.0)
+        self.strays, self.seen = 0, 0
+
+    def see(self, law: Floats, q: Floats, token: int) -> None:
+        own = float(law[token])
+        rate = (self.strays + WAITING * STRAY) / (self.seen + WAITING)
+        self.seen += 1
+        if own <= 0:
+            self.log += math.log(rate / STRAY)
+            self.strays += 1
+            return
+        self.log += math.log((1 - rate) / (1 - STRAY))
+        key = {"id": np.arange(len(law)), "likely": -law, "draft": law / np.maximum(q, 1e-9)}[self.by]
+        ahead = (key < key[token]) | ((key == key[token]) & (np.arange(len(law)) < token))
+        start = float(law[ahead].sum())
+        edges = np.linspace(0, 1, BINS + 1)
+        end = min(start + own, 1.0)
+        shares = np.maximum(np.minimum(end, edges[1:]) - np.maximum(start, edges[:-1]), 0.0)
+        if shares.sum() <= 0:  # too little to say where it falls
+            return
+        shares /= shares.sum()
+        self.log += math.log(float((shares * self.counts).sum()) * BINS / self.counts.sum())
+        self.counts += shares
+
+
+def _logit(x: float) -> float:
+    return math.log(x / (1 - x))
+
+
+def _logistic(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def _open(x: float) -> float:
+    return min(max(x, 1e-3), 1 - 1e-3)
+
+
+# Find the random numbers of a row that are used again, and when: the draft's, those of acceptance, or the target's.
+#
+# Two draws that one random number makes depend on each other. Where it is used again, the law of the second draw
+# given the first is known, and so is the factor by which what was drawn is likelier than by the right law. Given all
+# tokens before it, the mean of that factor is 1 for a right sampler, whatever came first: the product over all pairs
+# is ever above c with a probability of 1/c at most.
+
+_SHARE = 0.5  # of the pairs is taken to use a number again, so that one pair refutes nothing
+
+Numbers = Literal["draft", "acceptance", "target"]
+When = Literal["round", "round-before"]
+
+
+class Repeated(NamedTuple):
+    """Random numbers that are used again, and the logarithm of how much likelier that makes what was drawn."""
+
+    numbers: Numbers
+    when: When
+    log_factor: float
+
+    @property
+    def words(self) -> str:
+        return _WORDS[self.numbers, self.when]
+
+
+_WORDS: dict[tuple[Numbers, When], str] = {
+    ("draft", "round"): "the draft tokens of a round are drawn with the same random numbers",
+    ("draft", "round-before"): "draft tokens are drawn with the random numbers that drew those of the round before",
+    ("acceptance", "round"): "the draft tokens of a round are accepted or rejected by the same random number",
+    ("acceptance", "round-before"): "draft tokens are accepted or rejected by the random numbers of the round before",
+    ("target", "round-before"): "corrections and bonus tokens are drawn with the random numbers of the round before",
+}
+_TRIED = 8  # a uniform number and a race, for each pair that is drawn; a number, for acceptance
+
+
+class _Draw(NamedTuple):
+    token: int
+    law: Floats
+
+
+class _Coin(NamedTuple):
+    """A draft token that was accepted or not, where it has to be with probability ``bound``."""
+
+    accepted: bool
+    bound: float
+
+
+class _Round(NamedTuple):
+    """One round of a row: by column what the draft drew and whether it was accepted, and the target's own token."""
+
+    drafts: dict[int, _Draw]
+    coins: dict[int, _Coin]
+    own: _Draw | None
+
+
+def repeated(reads: Iterable[Read], least: float) -> list[Repeated]:
+    """The numbers that are used again, each with a factor of ``least`` or more in spite of all that was tried."""
+    total: dict[tuple[Numbers, When], Floats] = {key: np.zeros(2) for key in _WORDS}
+    for read in reads:
+        rounds = list(_rounds(read))
+        for number, current in enumerate(rounds):
+            before = rounds[number - 1] if number else None
+            for key, factors in _pairs(current, before):
+                total[key] += np.log1p(_SHARE * (np.array(factors) - 1))
+    found = [Repeated(*key, float(logs.max())) for key, logs in total.items()]
+    return sorted((one for one in found if one.log_factor >= math.log(least * _TRIED)), key=lambda one: -one.log_factor)
+
+
+def _rounds(read: Read) -> Iterator[_Round]:
+    """The rounds of one row's tokens, which follow each other."""
+    p, q = read.p[""], read.q[""]
+    starts = [i for i in range(len(read)) if not i or read.column[i] <= read.column[i - 1]]
+    for start, end in zip(starts, [*starts[1:], len(read)], strict=True):
+        drafts, coins, own = dict[int, _Draw](), dict[int, _Coin](), None
+        for i in range(start, end):
+            role, token, draft, column = read.role[i], int(read.token[i]), int(read.draft[i]), int(read.column[i])
+            if draft >= 0 and read.drafted[i] and q[i, draft] > 0:
+                drafts[column] = _Draw(draft, q[i])
+                coins[column] = _Coin(role == "accepted", min(1.0, float(p[i, draft] / q[i, draft])))
+            if role == "corrected" and read.drafted[i]:
+                own = _Draw(token, normal(np.maximum(p[i] - q[i], 0)[None], p[i][None])[0])
+            elif role in ("bonus", "plain"):
+                own = _Draw(token, p[i])
+        yield _Round(drafts, coins, own)
+
+
+def _pairs(current: _Round, before: _Round | None) -> Iterator[tuple[tuple[Numbers, When], tuple[float, float]]]:
+    """The pairs of draws in which a round uses numbers again, each with the factors of the ways to draw."""
+    for column, draw in current.drafts.items():
+        for when, other in (
+            ("round", current.drafts.get(column - 1)),
+            ("round-before", before and before.drafts.get(column)),
+        ):
+            if other:
+                yield ("draft", when), _drawn(draw, other)  # type: ignore[misc]
+    for column, coin in current.coins.items():
+        for when, thrown in (
+            ("round", current.coins.get(column - 1)),
+            ("round-before", before and before.coins.get(column)),
+        ):
+            if thrown:
+                yield ("acceptance", when), (_thrown(coin, thrown),) * 2  # type: ignore[misc]
+    if current.own and before and before.own:
+        yield ("target", "round-before"), _drawn(current.own, before.own)
+
+
+def _drawn(draw: _Draw, other: _Draw) -> tuple[float, float]:
+    """Return how much likelier a draw is with the other one's uniform number, and with the times of its race."""
+    own, theirs = float(draw.law[draw.token]), float(other.law[other.token])
+    if own <= 0 or theirs <= 0:
+        return 1.0, 1.0
+    low, start = float(draw.law[: draw.token].sum()), float(other.law[: other.token].sum())
+    both = max(0.0, min(low + own, start + theirs) - max(low, start))
+    hit = float(draw.law[other.token])
+    race = 1.0
+    if 1e-12 < hit < 1 - 1e-9:
+        highest = np.maximum(other.law / theirs, draw.law / hit)
+        equal = min(1.0, float(1 / highest.sum()) / theirs)
+        race = equal / hit if draw.token == other.token else (1 - equal) / (1 - hit)
+    return both / own / theirs, race
+
+
+def _thrown(draw: _Coin, other: _Coin) -> float:
+    """Return how much likelier it is that a draft token is accepted, or is not, where the other's number decides."""
+    if not 0 < draw.bound < 1 or (not other.accepted and other.bound >= 1):
+        return 1.0
+    if other.accepted:
+        accepts = min(draw.bound, other.bound) / other.bound if other.bound > 0 else draw.bound
+    else:
+        accepts = max(0.0, draw.bound - other.bound) / (1 - other.bound)
+    return accepts / draw.bound if draw.accepted else (1 - accepts) / (1 - draw.bound)
+
+
+def in_words(found: Sequence[Repeated]) -> str:
+    """All numbers that are used again, as one clause."""
+    return ", and ".join(one.words for one in found)

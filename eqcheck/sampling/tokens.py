@@ -14,13 +14,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from eqcheck.sampling.fit import misfit_of_laws
-from eqcheck.sampling.laws import MATCH, REJECTION, TOKENS, PartLaw, SamplerLaws, Verification, wrong_samplers
+from eqcheck.sampling.laws import (
+    MATCH,
+    REJECTION,
+    TOKENS,
+    Floats,
+    Ints,
+    PartLaw,
+    SamplerLaws,
+    Verification,
+    normal,
+    wrong_samplers,
+)
 from eqcheck.sampling.naming import QUIET, Named
-from eqcheck.sampling.repeats import Repeated
-from eqcheck.sampling.reuse import normal
-from eqcheck.sampling.rounds import accepting, drawn, likeliest
-from eqcheck.sampling.row import Floats, Ints
+from eqcheck.sampling.rounds import Repeated, accepting, drawn, likeliest, misfit_of_laws
 
 _FLOOR = 0.002  # no sampler calls anything impossible: one odd token must not decide
 LOOKED_UP, GREEDY = PartLaw("looked-up"), PartLaw("options", "greedy")

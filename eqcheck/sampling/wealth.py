@@ -56,16 +56,385 @@ tokens; the rest on the tokens of one regime, ``1/(k (k + 1))`` of it on the k-t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from eqcheck.contract.errors import UsageError
-from eqcheck.sampling.bets import ALTERNATIVES, PAIRS, Bet, bets
-from eqcheck.sampling.pairs import pair_bets
-from eqcheck.sampling.row import Floats, SampledRow, fresh
+from eqcheck.sampling.laws import Bools, Cells, Floats, Ints, SampledRow, fresh, grid, normal, spent, table, tighter
+
+# Bets against the target's law: each is a law that a wrong sampler might follow.
+#
+# Where the right law is ``p``, a law ``r`` that depends on the past only has ``sum_x p(x) r(x)/p(x) <= 1``. So ``e =
+# r(x)/p(x)`` of the emitted token is an e-value given the past, and products of such e-values are bounded by Ville's
+# inequality (`eqcheck.sampling.wealth`). Every alternative here is ``r = (1 - share) p + share * named``: what it can
+# lose on one token is bounded. Products over likelihood ratios: Ramdas and others, https://arxiv.org/abs/2210.01948.
+
+HIGHEST = 50.0
+"""An e-value is cut to this; a smaller one is an e-value still."""
+ORDERS = ("id", "p", "p/q")
+
+
+class Bet(NamedTuple):
+    """A bet on a law: its amount where it has one, and its share or tilt.
+
+    ``expects`` says which tokens. ``kind`` is the kind of fault that says the same, if one does; ``cause`` what
+    is wrong then, of bets on random numbers.
+    """
+
+    law: str
+    amount: float
+    share: float
+    expects: str = ""
+    kind: str = ""
+    cause: str = ""
+
+    @property
+    def name(self) -> str:
+        """The bet in stored files.
+
+        >>> Bet("draft", 0.0, 0.1).name, Bet("power", 1.25, 0.99).name
+        ('draft:0.1', 'power-1.25:0.99')
+        """
+        return f"{self.law}-{self.amount:.3g}:{self.share}" if self.amount else f"{self.law}:{self.share}"
+
+
+LAGS = range(1, 9)
+"""A round that repeats its random numbers shows at its own length: at most K + 1 tokens."""
+AMOUNTS: dict[str, Sequence[float]] = {
+    "threshold": grid(6)[:6],
+    "power": grid(2),
+    "raw": (grid(2)[0], 1.0, grid(2)[-1]),
+    "own-uniform": LAGS,
+    "own-race": LAGS,
+}
+"""The amounts of laws that have some."""
+_BETS = tuple(
+    Bet(law, amount, float(share), words, kind, cause)
+    for law, kind, shares, words, cause in table(5)
+    for amount in AMOUNTS.get(law, (0,))
+    for share in shares.split()
+)
+ALTERNATIVES, PAIRS = (tuple(bet for bet in _BETS if bool(bet.cause) == of_pairs) for of_pairs in (False, True))
+"""The bets on the tokens of a row alone, and those on random numbers that are shared or used again."""
+
+
+def bets(row: SampledRow, earlier: Sequence[SampledRow] = ()) -> Floats:
+    """``log(r(x)/p(x))`` of every emitted token ``[n]`` under every alternative of `ALTERNATIVES`: ``[n, A]``.
+
+    ``earlier`` are the rows of the same case before this one. 0 where a position is skipped or its token impossible.
+
+    >>> law = np.array([[0.5, 0.5]])
+    >>> row = SampledRow(np.array([0]), law, np.array([[1.0, 0.0]]), law, np.array([False]))
+    >>> [round(float(np.exp(log)), 3) for log in bets(row)[0, 1:4]]  # towards the draft
+    [1.03, 1.1, 1.3]
+    """
+    cells = row.cells
+    safe = np.where(cells.live, cells.at, 1.0)
+    index = np.arange(len(cells.x))
+    with np.errstate(over="ignore"):  # an infinite ratio is cut
+        ratios = {name: law[index, cells.x] / safe for name, law in laws(row, earlier).items()}
+    means = {name: mean for order in ORDERS for name, mean in _pit(cells, order).items()}
+    nothing = np.ones(len(index))  # is earned without a draft
+    columns = [
+        1 + bet.share * means[bet.law] if bet.law in means else mixed(ratios.get(bet[:2], nothing), bet.share)
+        for bet in ALTERNATIVES
+    ]
+    return logs(columns, cells)
+
+
+def mixed(ratio: Floats, share: float) -> Floats:
+    """E-values of ``(1 - share) p + share * r``, where ``ratio`` is ``r(x)/p(x)``."""
+    return 1 - share + share * ratio
+
+
+def logs(values: Sequence[Floats], cells: Cells) -> Floats:
+    """E-values of alternatives ``[A][n]``, cut, as logarithms ``[n, A]``; 0 where a position is not live."""
+    table = np.log(np.minimum(np.stack(values, axis=1), HIGHEST))
+    table[~cells.live] = 0.0
+    return table
+
+
+def laws(row: SampledRow, earlier: Sequence[SampledRow] = ()) -> dict[tuple[str, float], Floats]:
+    """The laws at every prefix of a row, in its cells ``[n, V + 1]``. Some need a draft.
+
+    A law sums to 1 at most. It is ``p`` itself, and so no bet, where it is not defined.
+    """
+    p, q, raw = row.cells.p, row.cells.q, row.cells.raw
+    named: dict[str, Floats] = {}
+    sized: dict[tuple[str, float], Floats] = {("power", power): _power(p, power) for power in AMOUNTS["power"]}
+    sized |= {("raw", 1.0): raw}
+    sized |= {("raw", power): row.merged(_power(row.raw, power)) for power in AMOUNTS["raw"] if power != 1}
+    if q is not None:
+        both = np.minimum(p, q)
+        residual, rejected = p - both, 1 - both.sum(-1, keepdims=True)
+        named["draft"] = q
+        named["residual"] = normal(residual, p)
+        named["residual-unused"] = both + rejected * p
+        named["drawn-again"] = p * (q + 1 - (p * q).sum(-1, keepdims=True))
+        named["draft-argmax"] = _argmax(q)
+        for least in AMOUNTS["threshold"]:
+            taken = q * (p > least * q)
+            sized["threshold", least] = taken + (1 - taken.sum(-1, keepdims=True)) * named["residual"]
+        late = np.maximum(p - row.merged(_late(row.q)), 0) if row.q is not None else residual
+        named["residual-of-before"] = normal(late, p)
+        named["coin-kept"] = spent(p, np.concatenate([[1.0], np.minimum(1.0, _ratios(row))])[:-1])
+    named["argmax"] = _argmax(p)
+    named["tighter"] = row.merged(tighter(row.p))
+    if row.first_row is not None:
+        named["first-row-options"] = row.merged(row.first_row)
+    named["uniform"] = row.merged(np.full(row.p.shape, 1 / row.p.shape[1]))
+    named["prefix-before"] = row.merged(_late(row.p))
+    named["other-rows"], named["row-before"] = _others(row, earlier), _others(row, earlier[-1:])
+    for name, law in (("first-argmax", named["argmax"]), ("first-raw", raw)):
+        named[name] = np.concatenate([law[:1], p[1:]])
+    return sized | {(name, 0.0): law for name, law in named.items()}
+
+
+def _late(values: Floats) -> Floats:
+    """Values ``[n, ...]``, each one place later; the first twice."""
+    return np.concatenate([values[:1], values[:-1]])
+
+
+def _ratios(row: SampledRow) -> Floats:
+    """The bound ``[n]`` of a coin that accepted each token; 1 where the draft does not propose it."""
+    cells = row.cells
+    assert cells.q is not None
+    of_draft = cells.q[np.arange(len(cells.x)), cells.x]
+    proposed = (of_draft > 0) & (cells.at > 0)
+    with np.errstate(over="ignore"):  # a draft token that is next to impossible has an infinite ratio
+        return np.asarray(np.divide(cells.at, of_draft, out=np.ones_like(of_draft), where=proposed))
+
+
+def _argmax(law: Floats) -> Floats:
+    best = np.zeros_like(law)
+    best[np.arange(len(law)), law.argmax(-1)] = 1.0
+    return best
+
+
+def _power(law: Floats, power: float) -> Floats:
+    with np.errstate(divide="ignore"):
+        raised = np.log(law)
+    raised = np.exp(power * (raised - raised.max(-1, keepdims=True)))
+    return np.asarray(raised / raised.sum(-1, keepdims=True))
+
+
+def _others(row: SampledRow, earlier: Sequence[SampledRow]) -> Floats:
+    """The mean of earlier rows' laws at the same new token; the row's own law where they have none."""
+    n = len(row.tokens)
+    total, count = np.zeros_like(row.p), np.zeros((n, 1))
+    for other in earlier:
+        shared = min(n, len(other.tokens))
+        total[:shared] += other.p[:shared]
+        count[:shared] += 1
+    return np.where(count > 0, row.merged(total / np.maximum(count, 1)), row.cells.p)
+
+
+def below(cells: Cells, order: str) -> Floats:
+    """The probability ``[n]`` of the cells that come before the emitted one in an order (ties by id).
+
+    ``id``: as they are numbered; ``p``: the most likely first; ``p/q``: those first that the draft overrates most.
+    """
+    number = np.arange(cells.p.shape[1])
+    before = number < cells.x[:, None]
+    if order != "id":
+        if order == "p":
+            key = -cells.p
+        else:
+            assert cells.q is not None
+            with np.errstate(over="ignore"):
+                key = np.divide(cells.p, cells.q, out=np.full_like(cells.p, np.inf), where=cells.q > 0)
+        own = key[np.arange(len(cells.x)), cells.x][:, None]
+        before = (key < own) | ((key == own) & before)
+    return np.asarray((cells.p * before).sum(-1))
+
+
+def _pit(cells: Cells, order: str) -> dict[str, Floats]:
+    """Means of P_d over the token's interval ``[F(x-), F(x)]``, for degrees d: with a tilt they are bets.
+
+    ``P_d`` are Legendre's polynomials on [0, 1]: they are 1 at most, and their mean over all intervals, weighted by
+    length, is their integral over [0, 1], which is 0. So the means over intervals are bets, without random numbers.
+    """
+    if order == "p/q" and cells.q is None:
+        return {f"pit-{order}-{degree}": np.zeros(len(cells.x)) for degree in (1, 2, 3)}
+    a = below(cells, order)
+    b = np.minimum(a + cells.at, 1.0)
+    one, two, three = (a + b) / 2, (a * a + a * b + b * b) / 3, (a + b) * (a * a + b * b) / 4  # means of u, u^2, u^3
+    means = (2 * one - 1, 6 * two - 6 * one + 1, 20 * three - 30 * two + 12 * one - 1)
+    return {f"pit-{order}-{degree}": np.clip(mean, -1.0, 1.0) for degree, mean in enumerate(means, 1)}
+
+
+# Bets that rows share random numbers: a row with earlier rows of its case, or a token with earlier ones of its row.
+#
+# Given what earlier rows emitted, a right row still follows its own law. So a law that depends on them is a bet like
+# any other. Each pair is bet on once, from the later one's side: a bet in both directions would count one chance
+# twice. Rows of two calls can be one case, those of the first call before those of the second: so it shows where
+# calls share.
+
+_COINS = (np.arange(16) + 0.5) / 16
+
+
+class _Pair(NamedTuple):
+    """Positions ``[m]`` of a row, and the tokens they are held against: token and probability, law, interval."""
+
+    where: Ints
+    token: Ints
+    likely: Floats
+    law: Floats
+    by_id: Floats
+    by_p: Floats
+
+
+def pair_bets(row: SampledRow, earlier: Sequence[SampledRow] = (), telling: bool = False) -> Floats:
+    """``log(r(x)/p(x))`` of every emitted token ``[n]`` under every alternative of `PAIRS`: ``[n, P]``.
+
+    ``earlier`` are the rows of the same case before this one. Rows to which the request gave one seed may be equal:
+    they are not held against each other. Where ``telling``, no token is held against one that was the likeliest of its
+    law: rows that take the likeliest are alike, too, and share no random number.
+    """
+    own = _Own(row, telling)
+    ratios = {"twin-equal": _twin(row, earlier, telling)}
+    apart = [_Own(other, telling) for other in earlier if other.seed is None or other.seed != row.seed]
+    others = [_with(own, other) for other in apart]
+    for name in ("shared-uniform", "shared-uniform-by-p", "shared-race"):
+        ratios[name] = _mean(own, others, name)
+    ratios["shared-coin"] = _coin(own, apart)
+    ratios["shared-coin-first"] = np.where(np.arange(len(row.tokens)) > 0, 1.0, ratios["shared-coin"])
+    made = {(name, 0): ratio for name, ratio in ratios.items()}
+    for lag in LAGS:
+        pairs = [_lagged(own, lag)]
+        made["own-uniform", lag] = _mean(own, pairs, "shared-uniform")
+        made["own-race", lag] = _mean(own, pairs, "shared-race")
+    return logs([mixed(made[bet.law, int(bet.amount)], bet.share) for bet in PAIRS], row.cells)
+
+
+def shared(cases: Iterable[Sequence[SampledRow]], cause: str) -> float:
+    """The logarithm of what the best bet on a cause earns, where rows that are greedy earn nothing."""
+    total = np.zeros(len(PAIRS))
+    for rows in cases:
+        for number, row in enumerate(rows):
+            total += pair_bets(row, rows[:number], telling=True).sum(0)
+    return max(float(gain) for bet, gain in zip(PAIRS, total, strict=True) if bet.cause == cause)
+
+
+class _Own:
+    """A row with its intervals in both orders."""
+
+    def __init__(self, row: SampledRow, telling: bool) -> None:
+        self.row, self.cells = row, row.cells
+        self.by_id, self.by_p = below(row.cells, "id"), below(row.cells, "p")
+        # A token among the rare ones says nothing exact about a random number.
+        self.usable: Bools = row.cells.live & (row.cells.x == row.tokens)
+        if telling:
+            self.usable &= row.cells.at < row.cells.p.max(-1)
+
+    @cached_property
+    def of_coins(self) -> Floats:
+        """The emitted token's probability ``[n, coins]`` for each coin, over that without one."""
+        cells, index = self.cells, np.arange(len(self.cells.x))
+        if cells.q is None:
+            return np.ones((len(index), len(_COINS)))
+        with np.errstate(over="ignore"):  # no coin is as large as an infinite ratio
+            ratio = np.divide(cells.p, cells.q, out=np.ones_like(cells.p), where=cells.q > 0)
+        refused = np.einsum("nv,nvc->nc", cells.q, ratio[..., None] <= _COINS)
+        left = normal(np.maximum(cells.p - cells.q, 0), cells.p)[index, cells.x][:, None]
+        accepted = cells.q[index, cells.x][:, None] * (ratio[index, cells.x][:, None] > _COINS)
+        return np.asarray((accepted + refused * left) / np.where(cells.live, cells.at, 1.0)[:, None])
+
+
+def _with(own: _Own, theirs: _Own) -> _Pair:
+    """The tokens of another row that have the same number in the output."""
+    shared = min(len(own.row.tokens), len(theirs.row.tokens))
+    where = np.flatnonzero(theirs.usable[:shared])
+    return _pair(theirs, where, where)
+
+
+def _lagged(own: _Own, lag: int) -> _Pair:
+    """The tokens of the row itself, so many earlier."""
+    where = np.flatnonzero(own.usable[:-lag])
+    return _pair(own, where, where + lag)
+
+
+def _pair(theirs: _Own, of: Ints, where: Ints) -> _Pair:
+    cells = theirs.cells
+    return _Pair(where, cells.x[of], cells.at[of], theirs.row.p[of], theirs.by_id[of], theirs.by_p[of])
+
+
+def _mean(own: _Own, pairs: Sequence[_Pair], bet: str) -> Floats:
+    """The mean of the pairs' ratios at every position; 1 where there is no pair."""
+    total, count = np.zeros(len(own.cells.x)), np.zeros(len(own.cells.x))
+    for pair in pairs:
+        if bet == "shared-race":
+            ratio, defined = _race(own, pair)
+        else:
+            ratio, defined = _overlap(own, pair, by_p=bet.endswith("by-p"))
+        total[pair.where] += np.where(defined, ratio, 0.0)
+        count[pair.where] += defined
+    return np.where(count > 0, total / np.maximum(count, 1), 1.0)
+
+
+def _overlap(own: _Own, pair: _Pair, by_p: bool) -> tuple[Floats, Bools]:
+    """Return where one uniform made both tokens: it lies in the other's interval, uniformly,
+    and so chooses this one.
+    """
+    start = (own.by_p if by_p else own.by_id)[pair.where]
+    other = pair.by_p if by_p else pair.by_id
+    own_likely = np.where(own.cells.live, own.cells.at, 1.0)[pair.where]
+    both = np.minimum(start + own_likely, other + pair.likely) - np.maximum(start, other)
+    return np.maximum(both, 0.0) / pair.likely / own_likely, np.ones(len(start), bool)
+
+
+def _coin(own: _Own, others: Sequence[_Own]) -> Floats:
+    """Return where one coin accepts the draft tokens of rows: the others' tokens tell where it lies, and it what comes
+    here.
+
+    For a coin u the law is ``q(x) [u < p(x)/q(x)]``, and what that leaves out in proportion to (p - q)+: it sums to 1.
+    """
+    if not others:
+        return np.ones(len(own.row.tokens))
+    weights = np.ones((len(own.row.tokens), len(_COINS)))
+    for other in others:
+        shared = min(len(weights), len(other.row.tokens))
+        weights[:shared] *= np.where(other.usable[:shared, None], other.of_coins[:shared] + 0.02, 1.0)
+    return np.asarray((weights * own.of_coins).sum(-1) / weights.sum(-1))
+
+
+def _race(own: _Own, pair: _Pair) -> tuple[Floats, Bools]:
+    """Return where one set of exponentials made both: ``argmin E_v / p(v)`` is often the same token.
+
+    Both are the token ``a`` with the probability ``1 / sum_w max(p_i(w)/p_i(a), p_j(w)/p_j(a))``. The rest goes to
+    the other tokens, in proportion to the row's law.
+    """
+    hit = own.cells.p[pair.where, pair.token]  # 0 where the token is rare or impossible in this row
+    defined = (hit > 0) & (hit < 1 - 1e-9)
+    safe = np.where(defined, hit, 0.5)
+    highest = np.maximum(pair.law / pair.likely[:, None], own.row.p[pair.where] / safe[:, None])
+    equal = np.minimum(1 / highest.sum(-1) / pair.likely, 1.0)
+    same = own.cells.x[pair.where] == pair.token
+    return np.where(same, equal / safe, (1 - equal) / (1 - safe)), defined
+
+
+def _twin(row: SampledRow, earlier: Sequence[SampledRow], telling: bool) -> Floats:
+    """The ratio of the law that repeats the twin's token, as long as all tokens before were the same."""
+    ratio = np.ones(len(row.tokens))
+    if row.twin is None or (row.seed is not None and row.seed == earlier[row.twin].seed):
+        return ratio
+    for t, token in _while_equal(row, earlier[row.twin]):
+        likely = row.cells.p[t, token]
+        if likely > 0 and not (telling and likely == row.cells.p[t].max()):
+            ratio[t] = 1 / likely if row.tokens[t] == token else 0.0
+    return ratio
+
+
+def _while_equal(row: SampledRow, twin: SampledRow) -> Iterator[tuple[int, int]]:
+    for t in range(min(len(row.tokens), len(twin.tokens))):
+        yield t, int(twin.tokens[t])
+        if row.tokens[t] != twin.tokens[t]:
+            return
+
 
 BETS = {bet.name: bet for bet in (*ALTERNATIVES, *PAIRS)}
 PORTFOLIO = tuple(BETS)

@@ -17,9 +17,8 @@ from typing import Any, TypeVar, Union
 
 import torch
 
-from eqcheck.attribution.ids import variants
 from eqcheck.attribution.losses import all_losses, all_warnings
-from eqcheck.attribution.witnesses import second_opinion
+from eqcheck.attribution.witnesses import second_opinion, variants
 from eqcheck.campaign.events import CaseDone, Listener
 from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault

@@ -24,10 +24,9 @@ from eqcheck.case.record import AnyCase, Case
 from eqcheck.case.sampling import SampledCase, SampledEngineCase
 from eqcheck.contract import registry
 from eqcheck.contract.architectures import is_own, parsed
-from eqcheck.contract.errors import UsageError
-from eqcheck.contract.escaping import one_line, printable
+from eqcheck.contract.errors import UsageError, one_line, printable
 from eqcheck.contract.fields import check, plain, read
-from eqcheck.contract.limits import CASE_TIMEOUT, FILE_BYTES, FILE_DIGITS, FILE_LEVELS, FILE_LINE, MEMORY, TIMEOUTS
+from eqcheck.contract.profiles import CASE_TIMEOUT, FILE_BYTES, FILE_DIGITS, FILE_LEVELS, FILE_LINE, MEMORY, TIMEOUTS
 from eqcheck.explanation.text import render
 from eqcheck.result.findings import Audit, Finding
 

@@ -16,10 +16,9 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
-from eqcheck.contract.errors import UsageError
-from eqcheck.contract.escaping import one_line
+from eqcheck.contract.errors import UsageError, one_line
 from eqcheck.contract.extras import missing
-from eqcheck.contract.limits import FILE_BYTES
+from eqcheck.contract.profiles import FILE_BYTES
 from eqcheck.store.casefile import TEMPORARY, StoredViolation, file_stem, parsed_case, read_case, write_whole
 
 VERSION = "1"

@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 import torch
 
 from eqcheck.contract.cache_names import cache_argument, cache_of
-from eqcheck.contract.errors import UsageError
-from eqcheck.contract.escaping import one_line
+from eqcheck.contract.errors import UsageError, one_line
 from eqcheck.explanation.statements import Statement, state
-from eqcheck.real.ropes import GROWS, SWITCHES, Rope, ropes_of
-from eqcheck.result.verdict import common_start
+from eqcheck.real.loading import GROWS, SWITCHES, Rope, ropes_of
+from eqcheck.result.outcome import common_start
 from eqcheck.truth.evidence import BROKEN
 
 _Ids = Sequence[int]

@@ -9,8 +9,7 @@ import torch
 
 from eqcheck.case.record import Case
 from eqcheck.contract.family import FAMILY
-from eqcheck.hashlm.hashing import Words, logits_table, table_row
-from eqcheck.hashlm.scores import UNEVEN, score_table
+from eqcheck.hashlm.hashing import UNEVEN, Words, logits_table, score_table, table_row
 from eqcheck.real.truth import noise, scores_of
 from eqcheck.truth.ties import FACTOR
 

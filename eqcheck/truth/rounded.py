@@ -30,7 +30,7 @@ import torch
 from eqcheck.contract.cache_names import cache_argument, cache_of
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.statements import power_of_ten, state
-from eqcheck.result.verdict import RowVerdict, Verdict
+from eqcheck.result.outcome import RowVerdict, Verdict
 from eqcheck.truth.evidence import BROKEN, CROSSES, ROOM, Exceedances, step
 from eqcheck.truth.generation import GENERATED, WITH, WITHOUT, Alone, Way, chosen
 

@@ -31,7 +31,7 @@ import torch
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder, Generate, Request
 from eqcheck.contract.errors import UsageError
-from eqcheck.explanation.internal import internal_error
+from eqcheck.explanation.notice import internal_error
 from eqcheck.result.outcome import HANG, Outcome, unjudged
 from eqcheck.workers.worker import (
     Limits,
@@ -70,7 +70,7 @@ class ForkWorker(ProcessWorker):
     not look deterministic.
 
     >>> from eqcheck.case.record import Case
-    >>> from eqcheck.lanes.transparent.judge import try_case
+    >>> from eqcheck.lanes.transparent.coverage import try_case
     >>> with ForkWorker("eqspec", Limits(), try_case) as worker:
     ...     worker.try_case(Case(prompts=((1, 2),))).status
     'equivalent'

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from eqcheck.contract.decoders import SETTINGS, Decoder
-from eqcheck.contract.errors import UsageError
-from eqcheck.contract.escaping import one_line, printable
-from eqcheck.contract.limits import LOADING
+from eqcheck.contract.errors import UsageError, one_line, printable
+from eqcheck.contract.profiles import LOADING
 from eqcheck.explanation.records import crash
 from eqcheck.result.outcome import HANGS_TO_GIVE_UP, Outcome
 from eqcheck.workers.worker import Lost, ProcessWorker, child_environment, guard_group

@@ -23,12 +23,10 @@ from typing import Any
 from eqcheck.case.record import Case
 from eqcheck.case.sampling import Sampled
 from eqcheck.contract.decoders import Decoder, Generate, Request, hook
-from eqcheck.contract.errors import SetupError
-from eqcheck.contract.escaping import one_line
-from eqcheck.contract.limits import CASE_TIMEOUT
+from eqcheck.contract.errors import SetupError, one_line
+from eqcheck.contract.profiles import CASE_TIMEOUT
 from eqcheck.contract.requirements import Guarded
-from eqcheck.explanation.internal import EqcheckFailed, internal_error
-from eqcheck.explanation.notice import LIMIT
+from eqcheck.explanation.notice import LIMIT, EqcheckFailed, internal_error
 from eqcheck.explanation.records import Explanation, crash
 from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, CaseLog, Outcome, unjudged
 from eqcheck.workers.serve import NO_BYTECODE

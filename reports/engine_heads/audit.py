@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from eqcheck.sampling.row import SampledRow
+from eqcheck.sampling.laws import SampledRow
 from eqcheck.sampling.wealth import Wealth
 from eqcheck.truth.ties import bound
 

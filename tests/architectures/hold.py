@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from architectures.build import Model, built
-from eqcheck.contract.errors import UsageError
-from eqcheck.contract.escaping import one_line
+from eqcheck.contract.errors import UsageError, one_line
 from eqcheck.oracle.check import Oracle
 
 PROMPTS = [[5, 9, 2, 44], [7, 3], [3, 3, 8, 1, 60, 21]]

@@ -16,7 +16,7 @@ from eqcheck.case.record import Case
 from eqcheck.decoding.harness import run
 from eqcheck.oracle.check import judge
 from eqcheck.report.page import trace_page
-from eqcheck.result.story import DrawnDecode
+from eqcheck.result.outcome import DrawnDecode
 
 CASE = Case(
     prompts=((5, 7, 9), (11,)), max_new_tokens=5, num_draft_tokens=2, accepts=((2, 0), (0, 1)), eos_token_ids=(1,)

@@ -23,8 +23,7 @@ from pathlib import Path
 import ray
 
 from eqcheck.campaign import cluster, shards
-from eqcheck.campaign.shardfile import Shard
-from eqcheck.campaign.shards import merged
+from eqcheck.campaign.shards import Shard, merged
 from eqcheck.contract import registry
 from eqcheck.result.findings import Options
 

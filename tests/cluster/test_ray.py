@@ -23,8 +23,7 @@ from as_data import to_dict
 from eqcheck.campaign import cluster, shards
 from eqcheck.campaign.cluster import Cluster, ClusterCampaign, check_answers
 from eqcheck.campaign.events import CaseDone, Event
-from eqcheck.campaign.shardfile import read
-from eqcheck.campaign.shards import merged
+from eqcheck.campaign.shards import merged, read
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError

@@ -17,24 +17,29 @@ from pathlib import Path
 from random import Random
 
 import eqcheck
+from eqcheck.attribution.leak import of_sequence
 from eqcheck.attribution.reading import Reader
-from eqcheck.attribution.state import of_sequence
 from eqcheck.case.record import Case
 from eqcheck.contract.decoders import TAKEN, Decoder, Generate
-from eqcheck.contract.escaping import printable
-from eqcheck.contract.limits import CASE_TIMEOUT
-from eqcheck.contract.profiles import Profile
+from eqcheck.contract.errors import printable
+from eqcheck.contract.profiles import CASE_TIMEOUT, WIDE, Profile
 from eqcheck.contract.requirements import refused
-from eqcheck.contract.sizes import WIDE
 from eqcheck.decoding.harness import run
-from eqcheck.drawing.choices import Chance, Choices
-from eqcheck.explanation.internal import InternalError, guarded
+from eqcheck.drawing.cases import Chance, Choices
 from eqcheck.explanation.layout import columns
+from eqcheck.explanation.notice import InternalError, guarded
 from eqcheck.explanation.text import render
-from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.lanes.transparent.coverage import try_case
 from eqcheck.lanes.transparent.search import Source, merged
-from eqcheck.lanes.transparent.sequences import SEARCH_S, Fresh, SequenceSearch
-from eqcheck.lanes.transparent.settle import MINIMISE_S, confirmed, confirms, minimise
+from eqcheck.lanes.transparent.sequences import (
+    MINIMISE_S,
+    SEARCH_S,
+    Fresh,
+    SequenceSearch,
+    confirmed,
+    confirms,
+    minimise,
+)
 from eqcheck.pytest_plugin import SEED
 from eqcheck.result.findings import ENOUGH_TO_CALL_STALE
 from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, Outcome

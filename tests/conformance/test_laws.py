@@ -18,8 +18,7 @@ from eqcheck.case.record import Case
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.family import FAMILY
 from eqcheck.decoding.harness import truth_of
-from eqcheck.drawing.cases import VOCAB_SIZE
-from eqcheck.drawing.choices import Choices
+from eqcheck.drawing.cases import VOCAB_SIZE, Choices
 from eqcheck.explanation.records import many
 from eqcheck.pytest_plugin import INTERNAL_ERRORS, KNOWN, PASSED_OVER, outdated, profile_of
 

@@ -13,7 +13,7 @@ import pytest
 
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.options import SEEDS
-from eqcheck.contract.sizes import Bounds
+from eqcheck.contract.profiles import Bounds
 from eqcheck.explanation.layout import columns
 from eqcheck.explanation.text import render
 from eqcheck.pytest_plugin import INTERNAL_ERRORS, KNOWN, SEED, profile_of

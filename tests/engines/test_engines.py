@@ -25,7 +25,7 @@ from eqcheck.contract import registry
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.lane import worker as worker_of
 from eqcheck.lanes.sampling.checkpoint import CheckpointTarget
-from eqcheck.lanes.sampling.evidence import Gathered
+from eqcheck.lanes.sampling.judge import Gathered
 from eqcheck.lanes.sampling.lane import SampledLane
 from eqcheck.result.findings import Options
 from eqcheck.workers.interpreter import environment

@@ -11,9 +11,8 @@ from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder, RowOptions
 from eqcheck.lanes.checkpoint.drawing import EngineCases
-from eqcheck.lanes.checkpoint.explain import abduced, explain
 from eqcheck.lanes.checkpoint.lane import worker
-from eqcheck.lanes.checkpoint.outcome import EngineOutcome
+from eqcheck.lanes.checkpoint.outcome import EngineOutcome, abduced, explain
 from eqcheck.workers.interpreter import environment
 
 # The engine's own switch for benchmarks: each draft token is accepted by chance, whatever the target says.

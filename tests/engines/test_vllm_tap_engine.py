@@ -13,8 +13,8 @@ from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.lanes.checkpoint.explain import abduced, explain
 from eqcheck.lanes.checkpoint.lane import worker
+from eqcheck.lanes.checkpoint.outcome import abduced, explain
 from eqcheck.workers.interpreter import environment
 
 ROOT = Path(__file__).parents[2]

@@ -28,8 +28,8 @@ from eqcheck.catalogue.samplers.engine import sampler
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.kinds import FINGERPRINTS
-from eqcheck.lanes.sampling import conclusions
-from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.lanes.sampling import judge
+from eqcheck.lanes.transparent.coverage import try_case
 from eqcheck.report import load
 from eqcheck.report.markdown import to_markdown
 from eqcheck.result.findings import LawEvidence
@@ -81,7 +81,7 @@ def ready() -> None:
     """Compute on one thread, let no time pass where an audit asks for it, and fork workers that know the catalogue."""
     patch = pytest.MonkeyPatch()
     patch.setattr(Wealth, "supremum", property(_shown))
-    patch.setattr(conclusions, "LawEvidence", _evidence)
+    patch.setattr(judge, "LawEvidence", _evidence)
     torch.set_num_threads(1)
     multiprocessing.set_forkserver_preload(["eqcheck.workers.server", SPEC, try_case.__module__])
     forkserver.ensure_running()

@@ -24,7 +24,7 @@ from eqcheck.case.record import Case
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder
 from eqcheck.explanation.text import render
-from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.lanes.transparent.coverage import try_case
 from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.result.findings import Options
 from mutation import real

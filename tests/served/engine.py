@@ -13,7 +13,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from eqcheck.abduction.drafts import looked_up
+from eqcheck.abduction.queries import looked_up
 from eqcheck.contract.decoders import Request
 from served.memory import Feed, Memory, Row, wrap
 

@@ -16,8 +16,7 @@ from eqcheck.checkpoints.judge import Judge
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.lanes.checkpoint.drawing import alike
-from eqcheck.lanes.checkpoint.explain import common, evidence
-from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome, judged
+from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome, common, evidence, judged
 from served.builds import DTYPE, ENGINES, KINDS
 from served.engine import Engine
 from served.fault import Fault

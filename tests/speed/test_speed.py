@@ -14,7 +14,7 @@ from eqcheck.case.record import Case
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import CLAIMED, PADDING_SIDES
 from eqcheck.decoding.harness import models, truth_of
-from eqcheck.lanes.transparent.judge import try_case
+from eqcheck.lanes.transparent.coverage import try_case
 from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.truth import continuation as alone
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from eqcheck.checkpoints import dictation
 from eqcheck.contract.decoders import CAPABILITIES
-from eqcheck.contract.escaping import one_line
+from eqcheck.contract.errors import one_line
 from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import unrepeated
 from eqcheck.lanes.about import CHECKPOINT
-from eqcheck.lanes.checkpoint.changing import COUNTERS
+from eqcheck.lanes.checkpoint.option_effects import COUNTERS
 from eqcheck.lanes.lane import EXACT_LAW, LESS
 from eqcheck.result import declining, losses
 from eqcheck.result.claims import Claim

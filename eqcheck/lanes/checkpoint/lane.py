@@ -23,15 +23,13 @@ from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoders import CAPABILITIES, Decoder, hook
 from eqcheck.contract.errors import CaseError
 from eqcheck.contract.options import SCORING
+from eqcheck.contract.profiles import SERVED
 from eqcheck.contract.requirements import unmet
-from eqcheck.contract.sizes import SERVED
-from eqcheck.explanation.internal import guarded
+from eqcheck.explanation.notice import guarded
 from eqcheck.lanes.checkpoint.conclusions import conclusions as of_counts
 from eqcheck.lanes.checkpoint.drawing import EngineCases
-from eqcheck.lanes.checkpoint.explain import abduced, explain, fitting
-from eqcheck.lanes.checkpoint.investigate import ENDS, Investigation
-from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome, judged
-from eqcheck.lanes.checkpoint.reduction import MANY, SWITCH, needs, without
+from eqcheck.lanes.checkpoint.investigate import ENDS, MANY, SWITCH, Investigation, needs, without
+from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome, abduced, explain, fitting, judged
 from eqcheck.lanes.checkpoint.script import checked_script, scripted, shared
 from eqcheck.lanes.lane import LESS, OF_SAMPLED_ROWS, REPEATS, ROW_OPTIONS, Lane
 from eqcheck.result.claims import Claim

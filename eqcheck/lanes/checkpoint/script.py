@@ -29,7 +29,7 @@ from eqcheck.checkpoints.dictation import drafts
 from eqcheck.checkpoints.judge import truth
 from eqcheck.checkpoints.models import AGREEMENT, SAVED, checkpoint
 from eqcheck.contract.decoders import SETTINGS, Decoder, hook
-from eqcheck.contract.escaping import one_line
+from eqcheck.contract.errors import one_line
 from eqcheck.contract.kinds import KINDS
 from eqcheck.contract.options import ORDER
 from eqcheck.explanation.statements import needs_words, plain_words, reason, sentence

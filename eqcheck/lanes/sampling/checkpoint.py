@@ -18,18 +18,17 @@ from eqcheck.checkpoints.judge import Judge
 from eqcheck.contract.decoders import Decoder, hook
 from eqcheck.explanation.records import Explanation, many
 from eqcheck.explanation.statements import power
-from eqcheck.lanes.checkpoint.explain import abduced, explain
+from eqcheck.lanes.checkpoint.investigate import candidates, needs
 from eqcheck.lanes.checkpoint.lane import engine
+from eqcheck.lanes.checkpoint.outcome import abduced, explain
 from eqcheck.lanes.checkpoint.outcome import judged as greedily_judged
-from eqcheck.lanes.checkpoint.reduction import candidates, needs
 from eqcheck.lanes.checkpoint.script import checked_script, shared
 from eqcheck.lanes.lane import EXACT_LAW, LESS
+from eqcheck.lanes.sampling.decode import broken
 from eqcheck.lanes.sampling.drawing import SampledEngineCases
-from eqcheck.lanes.sampling.evidence import NOTHING_SEEN, Gathered, drawn_again
-from eqcheck.lanes.sampling.judge import GREEDY, SampledOutcome, judged
+from eqcheck.lanes.sampling.judge import GREEDY, NOTHING_SEEN, Gathered, SampledOutcome, drawn_again, judged
 from eqcheck.lanes.sampling.lane import SampledLane, SampledTarget
 from eqcheck.lanes.sampling.naming import named_by_tokens
-from eqcheck.lanes.sampling.seeds import broken
 from eqcheck.result.findings import Finding, Options
 from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.naming import Named

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 from typing import Any, NamedTuple
 
 from eqcheck.attribution.reading import Reader
-from eqcheck.attribution.returned import changed
+from eqcheck.attribution.token_origins import changed
 from eqcheck.case.sampling import SampledCase, SampledEngineCase
 from eqcheck.checkpoints import acceptance
 from eqcheck.checkpoints.judge import Judge, RowJudgement, truth
+from eqcheck.contract.completion import observed_of
 from eqcheck.contract.decoders import Generate
-from eqcheck.contract.observed import observed_of
+from eqcheck.contract.errors import one_line
 from eqcheck.contract.options import sampling_of
-from eqcheck.explanation.records import Explanation
-from eqcheck.explanation.statements import ends_early, said, state
+from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
+from eqcheck.explanation.records import Explanation, many
+from eqcheck.explanation.statements import ends_early, power, said, state
+from eqcheck.lanes.about import SAMPLING
+from eqcheck.lanes.checkpoint.conclusions import silent
 from eqcheck.lanes.checkpoint.drawing import answered
 from eqcheck.lanes.checkpoint.outcome import returned
-from eqcheck.lanes.sampling.decode import Mark, SampledRun, decode, marks
-from eqcheck.lanes.sampling.laws import laws_of
-from eqcheck.lanes.sampling.seeds import Outputs, broken, repeated
+from eqcheck.lanes.sampling.decode import Mark, Outputs, SampledRun, broken, decode, laws_of, marks, repeated
+from eqcheck.result import declining, losses
+from eqcheck.result.findings import Audit, Finding, LawEvidence
 from eqcheck.result.outcome import Outcome
 from eqcheck.result.tally import DICTATED, DUE
-from eqcheck.sampling.row import Floats, SampledRow
+from eqcheck.sampling.exclusion import Exclusion
+from eqcheck.sampling.laws import Floats, SampledRow
+from eqcheck.sampling.naming import Named
+from eqcheck.sampling.wealth import DOUBT, VIOLATION, Wealth
 
 IMPOSSIBLE = "impossible-token"
 BY_LAW = (IMPOSSIBLE, "shared-noise")  # a law that is wrong may be the cause of what single cases show
@@ -285,3 +294,217 @@ def _wrong(case: SampledEngineCase, seen: RowJudgement) -> Explanation:
     row = tuple(truth(case.checkpoint).row(case.rows[seen.row], before)) if seen.expected is not None else ()
     row = row or seen.observed[: seen.first]  # it should have ended there
     return replace(explanation, expected=seen.expected, expected_row=row, subject=GREEDY, tied=False)
+
+
+# The evidence of many sampled cases, in an audit or where one case is drawn again and again; and how it is told.
+
+NOTHING_SEEN = 10.0
+"""A case drawn for ten times the tokens that it took is fixed where the evidence never was more than this."""
+LONGER = 10
+
+
+class Gathered:
+    """The evidence of outcomes, in the order in which their cases were drawn; ``eps`` bounds what rounding changes."""
+
+    def __init__(self, eps: float = 0.0) -> None:
+        self.eps = eps
+        self.wealth, self.outcomes = Wealth(), list[Outcome]()
+        self._gains: list[tuple[float, int]] = []
+
+    def add(self, outcome: Outcome) -> None:
+        """Let the bets earn on what was decoded."""
+        self.outcomes.append(outcome)
+        if rows := rows_of(outcome):
+            before = self.wealth.log_evidence
+            self.wealth.add(rows, outcome.case.regime, self.eps)
+            self._gains.append((before - self.wealth.log_evidence, len(self.outcomes) - 1))
+
+    def telling(self) -> list[Outcome]:
+        """The outcomes that have sampled tokens; the outcome that adds most to the evidence comes first."""
+        return [self.outcomes[number] for _, number in sorted(self._gains)]
+
+    @property
+    def impossible(self) -> Outcome | None:
+        """The first case with a token that has no probability."""
+        kinds = (one for one in self.outcomes if one.explanation and one.explanation.kind == IMPOSSIBLE)
+        return next(kinds, None)
+
+    @property
+    def crossed(self) -> bool:
+        return self.wealth.supremum >= VIOLATION
+
+    @property
+    def violated(self) -> bool:
+        """Return whether the law is wrong: the evidence says so, or a token that has no probability."""
+        return self.crossed or self.impossible is not None
+
+    def exclusion(self) -> Exclusion:
+        """The counts that tell which faults the tokens exclude."""
+        exclusion = Exclusion()
+        for outcome in self.outcomes:
+            exclusion.add(rows_of(outcome), outcome.case.regime, self.eps)
+        return exclusion
+
+    @property
+    def most_telling(self) -> tuple[float, Outcome] | None:
+        """The case that adds most to the evidence, and the natural logarithm of that; None without sampled tokens."""
+        gain, number = min(self._gains, default=(0.0, None))
+        return None if number is None else (-gain, self.outcomes[number])
+
+    def explained(self, cause: Named | None, smallest: Outcome | None = None) -> Outcome:
+        """The wrong law explained, on a case with an impossible token or the one that adds most to the evidence.
+
+        ``smallest`` is such a case made small.
+        """
+        impossible = smallest or self.impossible
+        return wrong_law(impossible or self.telling()[0], self.wealth, cause, impossible is not None)
+
+
+def wrong_law(outcome: Outcome, wealth: Wealth, cause: Named | None, impossible: bool = False) -> Outcome:
+    """The wrong law explained, on this case: ``impossible`` says that it has a token without probability."""
+    best, crossed = wealth.best(), wealth.supremum >= VIOLATION
+    evidence = f"{wealth.supremum:.2g}"
+    first = outcome.explanation if impossible else None
+    clauses = [cause.words] if cause and cause.words else []
+    clauses += [first.detail] if first else []
+    if crossed:
+        clauses.append(
+            f"after {wealth.tokens:,} tokens the evidence (e-value) against the target's distribution is "
+            f"{power(wealth.supremum)}; a correct decoder reaches 10^6 in one audit of a million"
+        )
+    if not cause and crossed:
+        clauses += _hints(wealth)
+    kind = cause.kind if cause else IMPOSSIBLE if impossible else "stray-law"
+    facts: dict[str, int | str] = {"evidence": evidence, "tokens": wealth.tokens, "bet": best[0][0].name}
+    facts |= {"likelier": f"1e{cause.log_factor / math.log(10):.0f}"} if cause and cause.words else {}
+    facts |= {"again": " ".join(f"{one.numbers}:{one.when}" for one in cause.again)} if cause and cause.again else {}
+    explanation = replace(first or Explanation("sampling", kind), kind=kind, facts=facts).saying(*clauses)
+    return replace(outcome, status="violation", explanation=explanation)
+
+
+def _hints(wealth: Wealth) -> list[str]:
+    """The only kind of case that shows a wrong law without a name.
+
+    The bet that earned most is no hint: where no part of a round leads, the one that wins only happens to lie nearest.
+    """
+    (most, name), *others = sorted(((log, name) for name, log in wealth.by_regime().items()), reverse=True)
+    if (
+        others
+        and most >= math.log(DOUBT)
+        and others[0][0] < math.log(NOTHING_SEEN)
+        and f"regime_{name}" in SAMPLING.counters
+    ):
+        return [f"it shows in one kind of case only: {SAMPLING.counters[f'regime_{name}']}"]
+    return []
+
+
+def rows_of(outcome: Outcome) -> list[SampledRow]:
+    """The sampled rows of a case, in the order in which the bets take them."""
+    sampled = getattr(outcome, "sampled", {})
+    numbers = list(sampled)
+    return [replace(row, twin=numbers.index(row.twin) if row.twin in numbers else None) for row in sampled.values()]
+
+
+def drawn_again(
+    case: Any,
+    try_case: Callable[[Any], Outcome],
+    most: int,
+    until: float,
+    rng: Random,
+    gathered: Gathered | None = None,
+) -> Gathered:
+    """A case decoded again and again with other chance, until its law is violated or so many tokens are spent.
+
+    ``until`` is on the monotonic clock. A case that fails for another reason, or is declined, ends it as well.
+    """
+    gathered = gathered or Gathered()
+    while not gathered.violated and gathered.wealth.tokens < most and time.monotonic() < until:
+        outcome = try_case(case.renewed(rng))
+        gathered.add(outcome)
+        if not rows_of(outcome) or (outcome.failed and gathered.impossible is None):
+            break
+    return gathered
+
+
+# The conclusions from all sampled tokens of one audit or of several shards: verdict, exclusions, omissions.
+
+ENOUGH = 200  # tokens of a regime, below which it says little
+REGIMES = "regimes"  # the fact that names the regimes that are drawn
+
+
+def conclusions(result: Audit) -> None:
+    """The verdict of the evidence, what becomes of findings that rest on it, and what a clean audit excludes."""
+    wealth = result.wealth or Wealth()
+    verdict = wealth.verdict()
+    drafts = "no-drafts" not in result.decoder.capabilities
+    result.evidence = LawEvidence(
+        tokens=wealth.tokens,
+        evidence=wealth.evidence,
+        greatest=wealth.supremum,
+        threshold=VIOLATION,
+        verdict=verdict,
+        excludes=result.exclusion.sentences(drafts=drafts) if verdict == "equivalent" and result.exclusion else (),
+        regimes=dict(wealth.counts),
+        course=wealth.course,
+    )
+    if verdict == "violation":
+        result.findings += _seen_together(result, wealth)
+    else:
+        result.warnings += _doubts(result, wealth)
+        result.findings = [replace(one, standing="inconclusive") if of_law(one) else one for one in result.findings]
+    if result.decoder.lossless is not True:
+        why = one_line(str(result.decoder.lossless), 120)
+        result.warnings.append(f"the decoder does not claim to be lossless (lossless=): {why}")
+    result.warnings += _vacuous(result, wealth)
+    if result.lane == "checkpoint-sampling":
+        result.warnings += losses.warnings(losses.due(result.tally.observed))
+        result.warnings += silent(result.tally) if drafts else []
+        result.warnings += declining.too_many(result.tally.declined, result.tally.drawn)
+
+
+def of_law(finding: Finding) -> bool:
+    """Return whether a finding is that of a wrong law, seen by its evidence."""
+    return finding.explanation.of_law
+
+
+def law_finding(outcome: Outcome, tokens: int, count: int, lossless: bool) -> Finding:
+    """The finding of a wrong law, shown by this case; it was seen after so many ``tokens``."""
+    shown = replace(outcome, case=replace(outcome.case, crosses_after=tokens))
+    explanation = shown.explanation
+    assert explanation is not None
+    seen = (explanation.fingerprint, f"sampling/{IMPOSSIBLE}")
+    return Finding(shown, explanation, count=count, standing="violation" if lossless else "discovery", seen=seen)
+
+
+def _seen_together(result: Audit, wealth: Wealth) -> list[Finding]:
+    """The finding of a law that the tokens of several shards show to be wrong, and those of none alone."""
+    if result.telling is None or wealth.impossible or any(map(of_law, result.findings)):
+        return []
+    outcome = wrong_law(result.telling[1], wealth, None)
+    return [law_finding(outcome, wealth.crossed or wealth.tokens, 1, result.decoder.lossless is True)]
+
+
+def _doubts(result: Audit, wealth: Wealth) -> list[str]:
+    doubts = []
+    alone = sum(map(of_law, result.findings))
+    if alone:
+        said = (
+            f"{many(alone, 'shard')} alone reached {power(VIOLATION)}, all together do not: by chance, as one of many "
+        )
+        said += "does. Rerun that shard's seed; if it repeats, suspect its machine"
+        doubts.append(Notice(said, INCONCLUSIVE))
+    if wealth.verdict() == "inconclusive" and wealth.tokens:
+        said = f"the evidence against the target's distribution is {power(wealth.evidence)} after {wealth.tokens:,} "
+        said += f"tokens: between {DOUBT:g} and the limit {power(VIOLATION)}. Draw more tokens: --budget 10m"
+        doubts.append(Notice(said, INCONCLUSIVE))
+    return list(doubts)
+
+
+def _vacuous(result: Audit, wealth: Wealth) -> list[str]:
+    few = [name for name in result.facts.get(REGIMES, ()) if wealth.counts.get(name, 0) < ENOUGH]
+    if wealth.supremum >= VIOLATION or not few or not result.tally.run:
+        return []
+    said = f"fewer than {ENOUGH} sampled tokens in the regimes {one_line(', '.join(few), 70)}"
+    if profile := result.options.profile:  # it says how few it draws
+        return [f"{said}, in profile {profile.name}: an audit without a profile draws more"]
+    return [Notice(f"{said}: draw more cases", VACUOUS)]

@@ -12,13 +12,21 @@ from random import SystemRandom
 from typing import Any, ClassVar
 
 from eqcheck.contract.decoders import Decoder
-from eqcheck.explanation.internal import guarded
+from eqcheck.explanation.notice import guarded
 from eqcheck.explanation.records import many
 from eqcheck.lanes.lane import OF_SAMPLED_ROWS, Lane
-from eqcheck.lanes.sampling.conclusions import REGIMES, law_finding
-from eqcheck.lanes.sampling.conclusions import conclusions as of_tokens
-from eqcheck.lanes.sampling.evidence import LONGER, NOTHING_SEEN, Gathered, drawn_again
-from eqcheck.lanes.sampling.judge import BY_LAW, IMPOSSIBLE, PROMISES
+from eqcheck.lanes.sampling.judge import (
+    BY_LAW,
+    IMPOSSIBLE,
+    LONGER,
+    NOTHING_SEEN,
+    PROMISES,
+    REGIMES,
+    Gathered,
+    drawn_again,
+    law_finding,
+)
+from eqcheck.lanes.sampling.judge import conclusions as of_tokens
 from eqcheck.result.claims import Claim
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import Outcome

@@ -12,17 +12,13 @@ import torch
 from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.lanes.sampling.evidence import rows_of
-from eqcheck.lanes.sampling.judge import SampledOutcome
-from eqcheck.lanes.sampling.laws import law_of, variants
-from eqcheck.sampling.bets import PAIRS, Bet, bets
-from eqcheck.sampling.laws import OPTIONS
+from eqcheck.lanes.sampling.decode import law_of, variants
+from eqcheck.lanes.sampling.judge import SampledOutcome, rows_of
+from eqcheck.sampling.laws import OPTIONS, Floats, Ints, SampledRow
 from eqcheck.sampling.naming import NAMED, WITHIN_THE_LAW, Named, SamplerEvidence, argmax, named
-from eqcheck.sampling.pairs import pair_bets, shared
-from eqcheck.sampling.repeats import in_words
-from eqcheck.sampling.row import Floats, Ints, SampledRow
+from eqcheck.sampling.rounds import in_words
 from eqcheck.sampling.tokens import Seen, Tokens
-from eqcheck.sampling.wealth import BETS
+from eqcheck.sampling.wealth import BETS, PAIRS, Bet, bets, pair_bets, shared
 
 MOST = 3000  # tokens that are looked at
 _UNSURE = {bet.cause for bet in PAIRS if bet.kind == "reused-noise"}  # which numbers are used again

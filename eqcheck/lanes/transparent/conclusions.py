@@ -9,7 +9,7 @@ from dataclasses import replace
 from eqcheck.attribution.bookkeeping import Ending, endings
 from eqcheck.attribution.losses import all_warnings, but_for_windows, by_cause, lost, settled
 from eqcheck.contract.decoders import CACHE_STATES
-from eqcheck.contract.escaping import one_line
+from eqcheck.contract.errors import one_line
 from eqcheck.contract.family import FAMILY
 from eqcheck.explanation.conditions import ENDS, Restriction, ended_by, in_words
 from eqcheck.explanation.records import many

@@ -22,16 +22,22 @@ from eqcheck.explanation.statements import unrepeated
 from eqcheck.lanes.lane import Lane
 from eqcheck.lanes.transparent.conclusions import conclusions as of_counts
 from eqcheck.lanes.transparent.conclusions import table, with_axes
-from eqcheck.lanes.transparent.coverage import traits
-from eqcheck.lanes.transparent.judge import try_calls, try_case, try_slow
+from eqcheck.lanes.transparent.coverage import traits, try_calls, try_case, try_slow
 from eqcheck.lanes.transparent.search import CHUNK, Source
-from eqcheck.lanes.transparent.sequences import Fresh, SequenceSearch, verdict
-from eqcheck.lanes.transparent.settle import confirmed, confirms, minimise, of_state, smallest_slow
+from eqcheck.lanes.transparent.sequences import (
+    Fresh,
+    SequenceSearch,
+    confirmed,
+    confirms,
+    minimise,
+    of_state,
+    smallest_slow,
+    verdict,
+)
 from eqcheck.memory.probe import probe_case, try_memory
 from eqcheck.result.claims import Claim
 from eqcheck.result.findings import Audit, Finding, Options
-from eqcheck.result.outcome import HANG, Outcome
-from eqcheck.result.story import DrawnDecode
+from eqcheck.result.outcome import HANG, DrawnDecode, Outcome
 from eqcheck.workers.fork import as_new
 
 MOST_SLOW = 4  # causes of lost draft tokens that are looked into, the most tokens first

@@ -2,7 +2,7 @@
 
 Whole rows go before tokens, halves before single ones, so that a case of 12 rows with 150 tokens each gets small within
 the same number of tries as one of two rows. EOS ids and the pad id stay in their places
-(`eqcheck.attribution.ids`).
+(`eqcheck.attribution.witnesses`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from itertools import takewhile
 from typing import Any
 
-from eqcheck.attribution.ids import Places, as_table, distinct, renamed, with_ids
+from eqcheck.attribution.witnesses import Places, as_table, distinct, renamed, with_ids
 from eqcheck.case.record import Case
 from eqcheck.case.reduction import at, lowered, put
 from eqcheck.contract.requirements import unmet

@@ -13,7 +13,7 @@ often, and the factors of all m + 1 sum to m + 1. So the expected factor is 1, w
 is a nonnegative martingale that starts at 1, and so is a mixture with weights that are fixed beforehand. Ville's
 inequality bounds the probability that it ever reaches c. Noise of the scores makes w worse, and the bound no looser.
 
-The worth of a row is the likelihood ratio of a wrong law, as `eqcheck.sampling.bets` has them. Many of these need the
+The worth of a row is the likelihood ratio of a wrong law, as `eqcheck.sampling.wealth` has them. Many of these need the
 draft's law. A server of the draft model tells it. Else the plain server stands in for the draft: a model that sees the
 last few tokens alone is a weaker model.
 """
@@ -22,17 +22,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eqcheck.truth.evidence import CROSSES, together
+from eqcheck.gate.rows import Row
+from eqcheck.truth.evidence import CROSSES, ROOM, OddOne, together
 
 if TYPE_CHECKING:
-    from eqcheck.gate.answers import Scored
-    from eqcheck.gate.rows import Completed, Row
+    from eqcheck.gate.rows import Completed, Row, Scored
     from eqcheck.gate.servers import Server
-    from eqcheck.sampling.bets import Bet
+    from eqcheck.sampling.wealth import Bet
+
 
 LEAST_REST = 1e-9
 BACK, BLOCK = 3, 6  # a stand-in for a draft sees 3 to 8 tokens, and scores 6 tokens in a call
@@ -61,7 +63,7 @@ class SampledRows:
     @property
     def best(self) -> Bet:
         """Return the bet that earns most on all rows."""
-        from eqcheck.sampling.bets import ALTERNATIVES
+        from eqcheck.sampling.wealth import ALTERNATIVES
 
         return ALTERNATIVES[int(self._logs[""].argmax())]
 
@@ -84,20 +86,20 @@ class SampledRows:
 
     @property
     def _wanted(self) -> float:
-        from eqcheck.sampling.bets import ALTERNATIVES
+        from eqcheck.sampling.wealth import ALTERNATIVES
 
         return math.log(CROSSES * len(ALTERNATIVES) * 2)
 
     def begin(self, concurrency: Sequence[int], draft: bool = False) -> None:
         """Fix the weights before any row is seen. ``draft``: rows are seen by the draft itself."""
         self.would = {"temperature": 0.0} | ({"corrections": 0.0} if draft else {})
-        from eqcheck.sampling.bets import ALTERNATIVES
+        from eqcheck.sampling.wealth import ALTERNATIVES
 
         self._logs = {name: np.zeros(len(ALTERNATIVES)) for name in ("", *map(str, concurrency))}
 
     def add(self, row: Row, control: Sequence[Row]) -> None:
         """Count a row of the speculative server, and the rows that the plain server sampled for the same request."""
-        from eqcheck.sampling.bets import bets
+        from eqcheck.sampling.wealth import bets
 
         made = [evidence_of(each) for each in (row, *control)]
         worth = np.array([bets(each).sum(0) for each in made])
@@ -147,7 +149,7 @@ def law_of(place: Scored, temperature: float, count: int) -> tuple[list[int], li
     A server tells the row's own token beside the likeliest ones; it is left out where it is not one of them. Of the
     rest only its mass is known; at other temperatures than 1 it is taken to be as likely as the last of these.
 
-    >>> from eqcheck.gate.answers import Scored
+    >>> from eqcheck.gate.rows import Scored
     >>> half = math.log(0.5)
     >>> ids, law = law_of(Scored(1, half, 1, {1: half, 2: math.log(0.25)}), 1.0, 20)
     >>> ids, [round(p, 6) for p in law]
@@ -165,7 +167,7 @@ def law_of(place: Scored, temperature: float, count: int) -> tuple[list[int], li
 def evidence_of(row: Row) -> Any:
     """Return a row as evidence: a cell for each likely token of a place, and the last for the rest."""
     from eqcheck.gate.rows import LIKELIEST_SAMPLED
-    from eqcheck.sampling.row import SampledRow
+    from eqcheck.sampling.laws import SampledRow
 
     size = len(row.places)
     p, raw, q = (np.zeros((size, LIKELIEST_SAMPLED + 1)) for _ in range(3))
@@ -179,3 +181,61 @@ def evidence_of(row: Row) -> Any:
         q[at, -1] = max(0.0, 1 - q[at].sum())
         tokens[at] = ids.index(place.token) if place.token in ids else LIKELIEST_SAMPLED
     return SampledRow(tokens, p, q / q.sum(-1, keepdims=True), raw, np.zeros(size, np.bool_))
+
+
+# Bet on rows that end elsewhere than the plain server's rows of the same request, whatever finish_reason says.
+#
+# A bet is that of the rows of a request the speculative server's is the shortest, another that it is the longest. It
+# counts where one row alone is so. Greedy rows have to be alike as far as they go, so that no rounding decides.
+# `eqcheck.truth.evidence.OddOne` has the proof of the bound.
+
+SHORTEST, LONGEST = "shortest", "longest"
+LENGTHS = {SHORTEST: "premature-stop", LONGEST: "past-eos"}
+"""The bets, and the kind of fault that each shows."""
+
+
+class Lengths:
+    """The two bets, and for each the speculative server's rows that won it, with a row of the control beside each."""
+
+    def __init__(self) -> None:
+        self.bets = {name: OddOne(ROOM) for name in LENGTHS}
+        self.won: dict[str, list[tuple[Row, Row]]] = {name: [] for name in self.bets}
+
+    @property
+    def log_evidence(self) -> float:
+        """Return the mean of both bets, as a logarithm."""
+        return together([bet.log_evidence for bet in self.bets.values()])
+
+    @property
+    def crossed(self) -> list[str]:
+        """Return the bets that decide, if the evidence does."""
+        decides = self.log_evidence >= math.log(CROSSES)
+        return [name for name, bet in self.bets.items() if decides and bet.log_evidence >= math.log(CROSSES)]
+
+    def add(self, row: Row, control: Sequence[Row]) -> None:
+        """Count a row of the speculative server, and those of the control that ask for the same."""
+        asked = replace(row.asked, seed=None)
+        others = [its for its in control if replace(its.asked, seed=None) == asked]
+        for name, bet in self.bets.items() if others else ():
+            ordered = sorted([row, *others], key=lambda its: len(its.answer.tokens), reverse=name == LONGEST)
+            first, second = ordered[:2]
+            if len(first.answer.tokens) == len(second.answer.tokens) or not _alike(ordered):
+                continue
+            bet.add(first is row, len(others))
+            self.won[name] += [(row, second)] if first is row else []
+
+
+def ends_so(edit: str, row: Row, plain: Row) -> bool:
+    """Return whether a greedy row ends before or after the plain server's same row. Sampled ones do by chance."""
+    if row.asked.temperature:
+        return False
+    shorter, longer = (row, plain) if edit == SHORTEST else (plain, row)
+    return len(shorter.answer.tokens) < len(longer.answer.tokens) and _alike([row, plain])
+
+
+def _alike(rows: Sequence[Row]) -> bool:
+    """Return whether rows have the same tokens as far as both go; sampled ones need not."""
+    if rows[0].asked.temperature:
+        return True
+    each = [row.answer.tokens for row in rows]
+    return all(one[: len(other)] == other[: len(one)] for one in each for other in each)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from math import inf
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from eqcheck.attribution.bookkeeping import CommitKnowledge, Told, WrongToken
-from eqcheck.attribution.labels import Labels
-from eqcheck.attribution.packing import sees_twins
-from eqcheck.attribution.record import Label, Write, self_hidden
+from eqcheck.attribution.labels import Labels, sees_twins
+from eqcheck.attribution.record import Label, Write, self_hidden, writes
+from eqcheck.contract.family import Family
 from eqcheck.decoding.run import Run
-from eqcheck.explanation.statements import Statement, state
-from eqcheck.hashlm.trace import DRAFT
+from eqcheck.explanation.statements import Statement, state, together
+from eqcheck.hashlm.trace import DRAFT, Call
+from eqcheck.truth.continuation import digests_of
 
 
 class Answer(NamedTuple):
@@ -353,3 +357,153 @@ class Sources:
         last = max((write[0] for write in right if self.labels.of[write].request == row), default=0)
         rows = {write[:2] for write in self.labels.of if write[0] > last}
         return rows <= {write[:2] for write in right}
+
+
+# A returned row that is not the row which the decoder went on with: its cache holds another token in one place.
+
+
+@dataclass(frozen=True)
+class Changed:
+    """New token ``index`` of a row: the token ``returned``, and the one that is ``cached`` in its place.
+
+    The cached token was ``verified`` in a call, in exactly the right context, and a later ``call`` goes on from it.
+    """
+
+    index: int
+    position: int
+    returned: int
+    cached: int
+    verified: int
+    call: int
+    next_one: int | None
+
+    @property
+    def statement(self) -> Statement:
+        facts = {name: value for name, value in asdict(self).items() if value is not None}
+        again = [state("equals-next", behind=self.index + 1)] if self.returned == self.next_one else []
+        return together(state("cache-differs", **facts), *again, state("changed-after"))
+
+
+def changed(run: Run, labels: Labels, row: int) -> Changed | None:
+    """The first new token of a row that was returned in place of the one in the cache; None where there is none.
+
+    Some query has to feed a returned token in its own place, behind a row that is whole but for tokens that were not
+    returned. That it is not the row one place on shows where the token differs from the one before it. And the returned
+    token must not have been fed: else the cache kept the wrong one. A decoder that feeds its whole row again has the
+    prompt in the places of new tokens, and has changed nothing.
+    """
+    outputs, prompt = run.outputs or (), run.case.prompts[row]
+    text, start = (*prompt, *outputs[row]), len(prompt)
+    for call in labels.calls.values():
+        for seen in _whole_rows(call):
+            last = len(seen) - 1
+            if not start < last < len(text) or text[last] == text[last - 1]:
+                continue
+            held = [int(labels.calls[w[0]].tokens[w[1:]]) if w[0] in labels.calls else -1 for w in seen]
+            other = [at for at in range(last + 1) if held[at] != text[at]]
+            if not other or other[0] < start or held[last] != text[last] or len(other) * 2 > last - start + 1:
+                continue
+            position, write = other[0], seen[other[0]]
+            fed = any(label.exact for _, label in labels.queries(row, position))
+            if fed or write[0] == call.number or _begins_again(labels, write, prompt):
+                continue
+            if not _verified(run, labels, (*text[:position], held[position]), write):
+                continue
+            following = text[position + 1] if position + 1 < len(text) else None
+            return Changed(position - start, position, text[position], held[position], write[0], call.number, following)
+    return None
+
+
+def _begins_again(labels: Labels, write: Write, prompt: tuple[int, ...]) -> bool:
+    """Return whether a call feeds the prompt anew from this write on."""
+    number, row, column = write
+    fed = labels.calls[number].tokens[row, column : column + len(prompt)].tolist()
+    return bool(fed == [*prompt[: len(fed)]])
+
+
+def _whole_rows(call: Call) -> Iterator[list[Write]]:
+    """The writers of the entries that a query sees, for each query that sees one in each place up to its own."""
+    for row in range(len(call.tokens)):
+        slots, places = writes(call, row), call.key_places[row]
+        for column in range(call.tokens.shape[1]):
+            visible = np.flatnonzero(call.visible[row, column])
+            order = visible[np.argsort(places[visible], kind="stable")]
+            own = (call.number, row, column)
+            whole = len(order) and np.array_equal(places[order] - places[order[0]], np.arange(len(order)))
+            if whole and slots[order[-1]] == own:
+                yield [slots[slot] for slot in order]
+
+
+def _verified(run: Run, labels: Labels, tokens: tuple[int, ...], write: Write) -> bool:
+    """Return whether the query of this write saw exactly these tokens, itself the last."""
+    number, row, column = write
+    digest = digests_of(run.case.family, [tokens])[0][-1, -1]
+    return bool(labels.calls[number].digests[row, column] == digest)
+
+
+# Another token that is fed in the place of a row's newest one, which no call feeds.
+
+
+def fed_instead(labels: Labels, sources: Sources, family: Family, asked: WrongToken) -> Told | None:
+    """The token that a call feeds in the place of the row's newest one, and whose prediction was returned.
+
+    It stands behind exactly the row's entries, at the distance of the next token, so it is in that place; and the
+    newest token was predicted before, but not fed for the row. None where a query stands for that token by then, or
+    there is no such call.
+    """
+    row, position = asked.row, asked.position
+    if asked.ends or (asked.blamed and not asked.loosely):
+        return None
+    # A rejected draft token is fed behind the token that is newest then: what follows that is not known yet.
+    known = [write[0] for write, label in labels.queries(row, position - 1) if label.exact] if asked.index else [0]
+    asking = min((write[0] for write, _ in labels.queries(row, position)), default=inf)
+    for call in labels.calls.values():
+        if call.number <= max(sources.run.trace.given, min(known, default=inf)):
+            continue
+        if call.number >= asking:
+            return None
+        if _feeds(labels, call, row, labels.sequence(row)[position]):
+            return None  # it may stand for the newest token, in a row of the call that is not recognised
+        for write in _in_place_of(labels, family, call, asked):
+            said = _said(labels, sources, asked, write)
+            return Told("wrong-token-fed", said, call.number, "")
+    return None
+
+
+def _feeds(labels: Labels, call: Call, row: int, token: int) -> bool:
+    """Return whether a call feeds a token for a row, or for no row that is known; pads do not count."""
+    own = (labels.of[call.number, int(at), int(column)] for at, column in np.argwhere(call.tokens == token))
+    return any(label.request in (row, -1) and label.what != "pad" for label in own)
+
+
+def _in_place_of(labels: Labels, family: Family, call: Call, asked: WrongToken) -> Iterator[Write]:
+    """The queries that predicted the returned token, and see the row up to its newest token, but for that itself."""
+    before = list(range(family.first_seen(asked.position), asked.position))
+    for row, column in np.argwhere(call.predictions == asked.observed).tolist():
+        write = (call.number, row, column)
+        slots = writes(call, row)
+        seen = [slot for slot in np.flatnonzero(call.visible[row, column]).tolist() if slots[slot] != write]
+        held = [labels.of.get(slots[slot]) for slot in seen]
+        own = [label.position for label in held if label and label.exact and labels.same(label, asked.row)]
+        if labels.of[write].exact or sorted(own) != before or len(held) != len(before):
+            continue
+        distances = {int(call.places[row, column] - call.key_places[row, slot]) for slot in seen[-1:]}
+        last = max(own, default=asked.position - 1)
+        if distances <= {asked.position - last}:
+            yield write
+
+
+def _said(labels: Labels, sources: Sources, asked: WrongToken, write: Write) -> Statement:
+    row, position, sequence, call = asked.row, asked.position, labels.sequence(asked.row), write[0]
+    fed, unfed = sources.fed(write), sequence[position]
+    names = {
+        "fed-before": position > 0 and fed == sequence[position - 1],
+        "fed-pad": fed == labels.pad,
+        "fed-drafted": fed in sources.proposed(row, position - 1),
+        "fed-other": True,
+    }
+    name = next(name for name, applies in names.items() if applies)
+    newest: dict[str, int] = {"unfed": unfed, "call": call}
+    first = state("newest-unfed", before=asked.index - 1, **newest) if asked.index else state("prompt-unfed", **newest)
+    there = state(name, fed=fed, call=call, batch_row=write[1], position=position)
+    return together(first, there, state("answer-to-it"))

@@ -8,11 +8,10 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
-from eqcheck.abduction.blocks import ALWAYS
-from eqcheck.abduction.contexts import CONTEXTS
+from eqcheck.abduction.context_edits import CONTEXTS
 from eqcheck.abduction.evidence import Evidence
-from eqcheck.abduction.program import Program, Round, recomputed, restricted
-from eqcheck.abduction.simulation import RIGHT, ContextEdit, EditedContext, Simulation
+from eqcheck.abduction.queries import Program, Round, recomputed, restricted
+from eqcheck.abduction.simulation import ALWAYS, RIGHT, ContextEdit, EditedContext, Simulation
 from eqcheck.checkpoints.dictation import agreeing
 from eqcheck.construction.function import Function
 

@@ -1,21 +1,123 @@
-"""The history of entries: what became of one that is missing, and where one stood that is now seen or hidden wrongly.
-
-A query shows its row's cache at one moment. The calls before it show the same entries earlier, so the trace knows when
-an entry was last read, which write took its slot, whether its token was fed again, and since when it is masked.
-"""
+"""The slots of a row at a query: what each holds, whether its copies agree, what became of a missing entry."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
 
 import numpy as np
 
-from eqcheck.attribution.record import Label, Record, Write, holders, writes
+from eqcheck.attribution.record import FOREIGN, NO_WRITE, Label, Record, Write, holders, writes
+from eqcheck.contract.family import Family
 from eqcheck.explanation.records import Deviation
 from eqcheck.explanation.statements import NOTHING, Statement, state, together
-from eqcheck.hashlm.hashing import TOKEN
-from eqcheck.hashlm.trace import Call
+from eqcheck.hashlm.hashing import (
+    CALL,
+    COLUMN,
+    CONTENT,
+    HEADS,
+    HIGH,
+    LAYERS,
+    MODEL,
+    NO_MODEL,
+    OTHER_WEIGHTS,
+    PLACE,
+    PLACES,
+    POSITION,
+    ROW,
+    TOKEN,
+    Bools,
+    Ints,
+    stored_digest,
+)
+from eqcheck.hashlm.trace import DRAFT, TARGET, Call
+
+# Check that the copies of an entry agree: each layer, K and V, and each head hold one of it.
+
+_PLACES = np.arange(PLACES).reshape(LAYERS, 2, HEADS)  # where each copy of an entry belongs
+
+
+def torn_slots(call: Call, row: int, copies: Ints) -> Bools:
+    """The slots of a row whose copies ``[layer, K/V, head, slots, width]`` disagree, as a mask ``[slots]``."""
+    same = [MODEL, TOKEN, POSITION, CALL, ROW, COLUMN]
+    torn = (copies[..., same] != copies[:1, :1, :1][..., same]).any(axis=(0, 1, 2, 4))
+    torn |= (copies[..., PLACE] != _PLACES[call.layers, ..., None]).any(axis=(0, 1, 2)) & (copies[..., MODEL] > 0).any(
+        axis=(0, 1, 2)
+    )
+    for odd in call.odd:
+        torn |= False if odd is None else odd[row] != 0
+    torn |= (copies[-1] != copies[-1, :1, :1])[..., HIGH:CALL].any(axis=(0, 1, 3))
+    return cast(Bools, torn & ~_filled(call, row))
+
+
+def _filled(call: Call, row: int) -> Bools:
+    """The slots with one number all through each copy, as a mask ``[slots]``: memory that was filled, never written."""
+    digits = np.stack([held[:, row] for held in call.held])  # [layer, K/V, head, slots, width]
+    return cast(Bools, (digits == digits[..., :1]).all(axis=(0, 1, 2, 4)))
+
+
+def emptied_slots(call: Call, row: int, copies: Ints) -> Bools:
+    """The slots of a row that hold a pad written as numbers without meaning, as a mask ``[slots]``.
+
+    Some cases write pads so, and then a pad that is seen does harm. The stamp and the identity of the write are whole;
+    the digits of the content are one number, which is no digit.
+    """
+    said = np.stack([held[:, row, :, :, CONTENT] for held in call.held])  # [layer, K/V, head, slots, digits]
+    number = said[0, 0, 0, :, 0]
+    whole = (copies[..., PLACE] == _PLACES[call.layers, ..., None]).all(axis=(0, 1, 2))
+    whole &= (copies[..., CALL:PLACE] == copies[:1, :1, :1, :, CALL:PLACE]).all(axis=(0, 1, 2, 4))
+    whole &= (said == number[:, None]).all(axis=(0, 1, 2, 4))
+    return cast(Bools, whole & ((number < 0) | (number > 255)))
+
+
+class Torn(NamedTuple):
+    """The disagreement of the copies of an entry: its ``kind`` without numbers, and in ``words``."""
+
+    kind: str
+    words: str
+
+
+def disagreement(copies: Ints, layers: slice) -> Torn:
+    """The disagreement between the copies ``[layer, K/V, head, width]`` of one slot, of these layers."""
+    right = _PLACES[layers]
+    if (copies[..., MODEL] == NO_MODEL).any():
+        return Torn("no-model", "it holds numbers that no model wrote (scaled, rounded, moved or overwritten)")
+    if (copies[..., MODEL] > 0).all() and (copies[..., PLACE] != right).any():
+        at = tuple(np.argwhere(copies[..., PLACE] != right)[0])
+        places = int(right[at]), int(copies[..., PLACE][at])
+        (layer, value, head), was = (np.unravel_index(place, _PLACES.shape) for place in places)
+        here, there = (f"{'KV'[v]} of layer {a}, head {h}" for a, v, h in ((layer, value, head), was))
+        return Torn(f"{'KV'[value]}-written-as-{'KV'[was[1]]}", f"{here} contains what was written to {there}")
+    names = ("token", "position", "digest", "write")
+    values = np.stack(
+        [
+            copies[..., TOKEN],
+            copies[..., POSITION],
+            np.broadcast_to(stored_digest(copies)[-1:], copies.shape[:-1]),
+            copies[..., CALL] * 2**40 + copies[..., ROW] * 2**20 + copies[..., COLUMN],
+        ],
+        axis=-1,
+    )
+    for axis, what in ((1, ("K", "V")), (0, ("layer 0", "layer 1")), (2, ("head 0", "head 1"))):
+        first, second = np.take(values, 0, axis), np.take(values, -1, axis)
+        for column, name in enumerate(names):
+            differs = first[..., column] != second[..., column]
+            if differs.any():
+                a, b = int(first[..., column][differs][0]), int(second[..., column][differs][0])
+                shown = f" ({a} and {b})" if name in ("token", "position") else ""
+                words = f"{what[0]} and {what[1]} disagree about its {name}{shown}"
+                return Torn(f"{('layers', 'values', 'heads')[axis]}-{name}", words)
+    if (copies[..., MODEL] != copies[0, 0, 0, MODEL]).any():
+        return Torn("models", "its copies are from different models, or some were never written")
+    return Torn("scaled", "it holds numbers that no model wrote (scaled or rounded)")
+
+
+# The history of entries: what became of one that is missing, and where one stood that is now seen or hidden wrongly.
+#
+# A query shows its row's cache at one moment. The calls before it show the same entries earlier, so the trace knows
+# when an entry was last read, which write took its slot, whether its token was fed again, and since when it is
+# masked.
 
 LET_GO = "let-go"  # the source of an entry that was in the cache and was not fed again, nor any before it
 _SURPLUS = {"stale-entry", "pad-visible", "duplicate-entry", "wrong-row", "other-row-visible"}
@@ -249,3 +351,112 @@ def _left_between(record: Record, before: int, since: int) -> list[int]:
         for n in (before, since)
     ]
     return sorted(rows[0] - rows[1] - {-1}) if len(rows[0] - {-1}) > 1 else []
+
+
+# One query and the slots of its row, each with the token that it holds: the base of every later reading.
+
+_UNWRITTEN = Label(-1, -1, "blank")
+_OTHER_WEIGHTS = Label(-1, -1, "other weights")  # of either model
+_UNKNOWN = Label(-1, -1, "unknown")
+OTHER_MODEL = frozenset(label.what for label in FOREIGN.values())
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One slot of a row: its content, its writer, and the position at which the family takes it to be."""
+
+    slot: int
+    token: int
+    position: int
+    digest: int
+    write: Write
+    label: Label
+    torn: Torn | None
+    visible: bool
+
+    @property
+    def known(self) -> bool:
+        """Return whether a query of the model wrote it."""
+        return not any(self.label is one for one in (_UNWRITTEN, _UNKNOWN, _OTHER_WEIGHTS, *FOREIGN.values()))
+
+
+@dataclass(frozen=True)
+class QueryView:
+    """A query held against the token that it stands for: the one ``at`` this logical position of the ``request``.
+
+    ``low`` is the first position that it should see, ``entries`` are the slots of its row, ``own_block`` are the slots
+    that its own call wrote.
+    """
+
+    call: Call
+    row: int
+    column: int
+    request: int
+    at: int
+    low: int
+    family: Family
+    labels: Record
+    entries: list[Entry]
+    own_block: set[int]
+
+    @classmethod
+    def of(
+        cls, call: Call, row: int, column: int, label: Label, labels: Record, family: Family, held: Sequence[Entry]
+    ) -> QueryView:
+        """The view of a query; ``held`` are the entries of its row."""
+        seen = [replace(entry, visible=bool(call.visible[row, column, entry.slot])) for entry in held]
+        own_block = {entry.slot for entry in seen if entry.write[0] == call.number}
+        low = family.first_seen(label.position)
+        return cls(call, row, column, label.request, label.position, low, family, labels, seen, own_block)
+
+    @property
+    def write(self) -> Write:
+        return self.call.number, self.row, self.column
+
+    @property
+    def cached(self) -> list[Entry]:
+        """The entries that earlier calls wrote."""
+        return [entry for entry in self.entries if entry.slot not in self.own_block]
+
+    def deviation(self, component: str, kind: str, entry: Entry | None = None, /, **more: object) -> Deviation:
+        slot, token = (entry.slot, entry.token) if entry else (None, None)
+        given = {"slot": slot, "token": token, **more}
+        return Deviation(component, kind, self.call.number, self.column, self.request, **given)  # type: ignore[arg-type]
+
+    def sees_back(self, entry: Entry) -> bool:
+        """Return whether an entry of the block is of a node behind the query: that sees the query's own."""
+        column = entry.write[2]
+        return any(
+            bool(self.call.visible[self.row, column, one.slot]) for one in self.entries if one.write == self.write
+        )
+
+    def is_own(self, entry: Entry) -> bool:
+        """Return whether an entry is a token of the request that the query may see, but for a window."""
+        return self.labels.same(entry.label, self.request) and entry.label.position <= self.at
+
+    def due(self, right: Mapping[int, Entry]) -> dict[int, Entry]:
+        """The entries that the query should see, by logical position: the ``right`` ones, else the first in the row."""
+        own = {entry.label.position: entry for entry in reversed(self.entries) if self.is_own(entry)}
+        return {at: entry for at, entry in own.items() if at >= self.low} | dict(right)
+
+
+def entries(call: Call, row: int, of: Mapping[Write, Label], calls: Mapping[int, Call], family: Family) -> list[Entry]:
+    """The slots of a batch row in a call, none of them visible yet; ``of`` and ``calls`` are of the call's model."""
+    listed = []
+    copies = np.stack([kv[:, row] for kv in call.kv])  # [layer, K/V, head, slot, width]
+    emptied = emptied_slots(call, row, copies)
+    torn = torn_slots(call, row, copies) & ~emptied
+    stored = stored_digest(copies[-1, 0, 0])
+    for slot, fields in enumerate(copies[0, 0, 0]):
+        by_model = fields[MODEL] in (TARGET, DRAFT)
+        write = (int(fields[CALL]), int(fields[ROW]), int(fields[COLUMN])) if by_model else NO_WRITE
+        foreign = FOREIGN[call.role] if by_model else _UNWRITTEN
+        foreign = _OTHER_WEIGHTS if fields[MODEL] == OTHER_WEIGHTS else foreign
+        label = of.get(write, _UNKNOWN) if fields[MODEL] == call.role else foreign
+        token, place = int(fields[TOKEN]), int(call.key_places[row, slot])
+        if emptied[slot] and write[0] in calls:
+            token = int(calls[write[0]].tokens[write[1:]])
+            place = int(calls[write[0]].positions[write[1:]]) if family.fed else place
+        why = disagreement(copies[:, :, :, slot], call.layers) if torn[slot] else None
+        listed.append(Entry(slot, token, place, int(stored[slot]), write, label, why, False))
+    return listed

@@ -15,14 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from eqcheck.attribution.branches import said_of
-from eqcheck.attribution.history import LET_GO, last_read, left_out, let_go, overwritten
+from eqcheck.attribution.entries import LET_GO, Entry, QueryView, last_read, left_out, let_go, overwritten
 from eqcheck.attribution.record import Label, Record, Write, writes
-from eqcheck.attribution.view import Entry, QueryView
 from eqcheck.explanation.records import Deviation
 from eqcheck.explanation.statements import NOTHING, Statement, state
 from eqcheck.hashlm.hashing import Bools
 from eqcheck.hashlm.trace import Call
-from eqcheck.result.verdict import common_start
+from eqcheck.result.outcome import common_start
 
 _SEEN = {"stale-entry", "pad-visible"}
 _HIDDEN = {"token-hidden"}
