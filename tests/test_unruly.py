@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
-from unruly import LANES, draw, failures, programs
+from unruly import LANES, Deed, Unruly, draw, failures, programs
 
 QUICK = {"transparent": 4, "checkpoint": 6, "checkpoint-sampling": 10}
 LONG = 400  # of each lane: 2,000 in all, `python tests/unruly.py 2000`
@@ -25,6 +25,11 @@ def test_two_thousand_decoders(lane: str) -> None:
 
 
 @pytest.mark.rest
+def test_a_decoder_that_is_right_and_then_raises_is_no_error_of_the_suite() -> None:
+    program = Unruly([Deed("raise", 1, "target", ValueError("drawn"))], lambda rows: rows, 2, "eqspec")
+    assert failures("pytest", program) == []
+
+
 def test_the_draw_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A judge that cannot read an odd counter trips it, as it did before counters were looked at."""
     monkeypatch.setattr("eqcheck.lanes.checkpoint.outcome.observed_of", lambda told, *_: dict(told or {}))

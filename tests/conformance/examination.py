@@ -88,7 +88,10 @@ def _try_closer(generate: Generate, case: Case, timeout: float | None, *, opinio
     outcome = try_case(generate, case, timeout, opinion=opinion)
     if outcome.explanation or outcome.declined:
         return outcome
-    unseen = Reader(run(generate, case, timeout)).unseen()
+    done = run(generate, case, timeout)
+    if done.outputs is None:  # it was right, and now it raises: the law of determinism sees that
+        return outcome
+    unseen = Reader(done).unseen()
     return replace(outcome, status="violation", explanation=unseen) if unseen else outcome
 
 
