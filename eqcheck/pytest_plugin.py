@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PASSED_OVER = "eqcheck: cases passed over"
 KNOWN = "eqcheck: known faults"
 INTERNAL_ERRORS = "eqcheck: internal errors"
-CASES = 30  # of a law, if nothing else is given: ten laws have the 300 cases of an audit
+CASES = 30  # of a law, if nothing else is given: eleven laws have as many cases as an audit
 _OPTIONS = (
     "--adapter",
     "--eqcheck-cases",
