@@ -150,7 +150,7 @@ def test_no_verdict_is_vacuous_for_lack_of_what_is_required_to_be_away(need: str
     """Neither of what no case can show, nor silent on what some case could."""
     one_row = replace(known_good()["one_row"], requires=(need,), cache_states=("empty",))
     begins = "VACUOUS: no case had: "
-    counts = {name: Counter() for name in ("observed", "served", "tested", "coverage")}
+    counts: dict[str, Counter[str]] = {name: Counter() for name in ("observed", "served", "tested", "coverage")}
     tally = SimpleNamespace(**counts, run=3, declined={}, drawn=3)
     engine: Any = SimpleNamespace(decoder=one_row, tally=tally, coverage={}, doubtful=[], options=Options())
     for warnings, essential, words in (
