@@ -28,7 +28,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Figure:
-    """What is counted, how, what it was, and the most that it may be; the least where ``up``."""
+    """A figure: its name, how it is counted, its value before, and the most that it may be; the least where ``up``."""
 
     said: str
     measured: Callable[[], float]

@@ -488,13 +488,12 @@ def _confirmed(e: Explanation) -> Part | None:
         lines.append(f"The repair could not be tried ({e.repair.failed}).")
     same, other, none = e.permuted
     if same and (tried := same + other + none):
-        does = "lose draft tokens" if e.component == "draft" else "fail"
+        does, one_does = ("lose draft tokens", "loses them") if e.component == "draft" else ("fail", "fails")
         right = "is correct" if none == 1 else "are correct"
-        otherwise = does if other > 1 else does.replace("lose", "loses").replace("fail", "fails")
         if e.component == "draft":
             right = "does not" if none == 1 else "do not"
         copies = f"{same} of {tried} copies of the case with other tokens {does} in the same way"
-        copies += f"; {other} {otherwise} in another way" if other else ""
+        copies += f"; {other} {does if other > 1 else one_does} in another way" if other else ""
         lines.append(copies + (f"; {none} {right}" if none else "") + ".")
     return Part("Confirmed", " ".join(lines)) if lines else None
 
