@@ -1,4 +1,4 @@
-"""The example project: eqcheck is only a dependency of it, its decoder is right, and a bug in it is found."""
+"""The examples: small.py has the idea in one file; the project only depends on eqcheck, and a bug in it is found."""
 
 from __future__ import annotations
 
@@ -17,6 +17,47 @@ import eqcheck
 ROOT = Path(__file__).parent.parent
 EXAMPLE = ROOT / "examples" / "tiny-decoder"
 ADAPTER = "tiny_decoder_adapter.py"
+
+
+SMALL = ROOT / "examples" / "small.py"
+
+
+FOUND = """\
+Each request alone: equal
+All in one batch: WRONG in row 1, new token 2
+  expected  87 15  2 23 52 77 35 26
+  got       87 15 34 29 33 44 26 48
+                  ^^
+  slot 7  must hold  token 15, position id 2
+          holds      token 15, position id 5
+The batch with the right position ids: equal
+"""
+
+
+def output_of(script: Path) -> str:
+    return subprocess.run([sys.executable, script], capture_output=True, text=True, check=True).stdout
+
+
+def test_the_small_example_finds_its_bug_and_says_where() -> None:
+    assert output_of(SMALL) == FOUND
+
+
+def test_the_mended_small_example_finds_nothing(tmp_path: Path) -> None:
+    source, wrong = SMALL.read_text(), "return len(cache) - padding"
+    assert source.count(wrong) == 1
+    mended = tmp_path / "small.py"
+    mended.write_text(source.replace(wrong, "return sum(slot.attended for slot in cache)"))
+    lines = output_of(mended).splitlines()
+    assert len(lines) == 3
+    assert all(line.endswith(": equal") for line in lines)
+
+
+def test_the_small_example_stays_small_and_needs_nothing() -> None:
+    source = SMALL.read_text()
+    assert source.count("\n") <= 150
+    imported = [node for node in ast.walk(ast.parse(source)) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {alias.name if isinstance(node, ast.Import) else node.module for node in imported for alias in node.names}
+    assert names <= set(sys.stdlib_module_names) | {"__future__", "collections.abc"}
 
 
 @pytest.fixture
