@@ -65,23 +65,23 @@ test-newest: .venv-torch/.installed
 # The golden net (tests/golden): what 400 cases and the commands give, compared with what is stored; or stored anew. With
 # GROUPS='commands reports' these groups alone.
 golden: $(VENV)/.installed
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m golden $(GROUPS)
+	PYTHONPATH=tests/tools:tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m golden $(GROUPS)
 
 golden-write: $(VENV)/.installed
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m golden --write $(GROUPS)
+	PYTHONPATH=tests/tools:tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m golden --write $(GROUPS)
 
 # The figures of CONTRIBUTING.md, measured here and now, which takes a quarter of an hour on two idle cores; with
 # FIGURES='readme docs' these alone.
 figures: $(VENV)/.installed
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python tests/figures.py $(FIGURES)
+	PYTHONPATH=tests/tools OMP_NUM_THREADS=1 $(VENV)/bin/python tests/tools/figures.py $(FIGURES)
 
 # The shape of the package in numbers: lines, files, comments, short and complex functions, names that occur twice.
 house: $(VENV)/.installed
-	PYTHONPATH=tests $(VENV)/bin/python tests/house.py
+	PYTHONPATH=tests/tools:tests $(VENV)/bin/python tests/tools/house.py
 
-# The gate on servers of the trained pair: eleven planted faults, and right ones (tests/gate_servers/measure.py).
+# The gate on servers of the trained pair: eleven planted faults, and right ones (tests/tools/gate_servers/measure.py).
 gate-test: $(VENV)/.installed
-	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m gate_servers.measure --right 12 --jobs 2
+	PYTHONPATH=.:tests/tools OMP_NUM_THREADS=1 $(VENV)/bin/python -m gate_servers.measure --right 12 --jobs 2
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
@@ -96,11 +96,11 @@ bench: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -p no:xdist tests/speed
 
 comparison: $(VENV)/.installed
-	PYTHONPATH=tests $(VENV)/bin/python -m comparison --jobs 2
+	PYTHONPATH=tests/tools $(VENV)/bin/python -m comparison --jobs 2
 
 # The oracle on each architecture of transformers that can be built small, in three dtypes: half an hour on two cores.
 architectures: $(VENV)/.installed
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(VENV)/bin/python -m architectures
+	PYTHONPATH=tests/tools OMP_NUM_THREADS=1 $(VENV)/bin/python -m architectures
 
 # The engines that `eqcheck audit openvino_genai vllm` runs, each in an environment of its own.
 engines: $(VENV)/.installed $(ENGINES:%=.venv-%/.installed)
@@ -118,7 +118,7 @@ $(VENV)/.with-ray: $(VENV)/.installed
 
 # The commands of README and of the start page, with the installation, in a fresh clone and an empty HOME, without uv.
 newcomer: $(VENV)/.installed
-	PYTHONPATH=tests $(VENV)/bin/python -m newcomer
+	PYTHONPATH=tests/tools $(VENV)/bin/python -m newcomer
 
 # What would be published: built, the wheel from the sdist, and checked. tests/test_dist.py does the same.
 dist: $(VENV)/.installed

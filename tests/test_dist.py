@@ -18,7 +18,14 @@ import eqcheck
 
 CHECKS = {"twine": ["twine", "check", "--strict"], "check_wheel_contents": ["check_wheel_contents"]}
 DOCUMENTS = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md")
-NEEDED = ("ARCHITECTURE.md", "Makefile", "constraints.txt", "pyproject.toml", "environments/vllm.txt", "tests/tiny.py")
+NEEDED = (
+    "ARCHITECTURE.md",
+    "Makefile",
+    "constraints.txt",
+    "pyproject.toml",
+    "environments/vllm.txt",
+    "tests/tools/tiny.py",
+)
 EXAMPLE = "examples/tiny-decoder/tiny_decoder.py"
 
 

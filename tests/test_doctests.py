@@ -18,12 +18,13 @@ FOLDERS = sorted({path.parent for path in WITH_EXAMPLES})
 
 
 def module_of(path: Path) -> str:
-    """The name by which a module is imported here: `tests` is a folder of the path and no package.
+    """The name by which a module is imported here: `tests` and `tests/tools` are folders of the path and no packages.
 
-    >>> module_of(ROOT / "eqcheck/report/__init__.py"), module_of(ROOT / "tests/score.py")
+    >>> module_of(ROOT / "eqcheck/report/__init__.py"), module_of(ROOT / "tests/tools/score.py")
     ('eqcheck.report', 'score')
     """
-    inside = path.relative_to(ROOT / "tests" if path.is_relative_to(ROOT / "tests") else ROOT)
+    folders = (ROOT / "tests" / "tools", ROOT / "tests", ROOT)
+    inside = path.relative_to(next(folder for folder in folders if path.is_relative_to(folder)))
     return ".".join(inside.with_suffix("").parts).removesuffix(".__init__")
 
 

@@ -24,7 +24,7 @@ ENTRIES = {"first": "exit 1\nFAILS: mine\ncall 5 feeds id 104\n", "second": "exi
 def given(groups: Iterable[str], **environment: str) -> None:
     """Compare these groups in a process of their own: the net stops clocks and replaces names of its process."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    path = os.pathsep.join((str(ROOT / "tests"), str(ROOT)))
+    path = os.pathsep.join(map(str, (ROOT / "tests" / "tools", ROOT / "tests", ROOT)))
     done = subprocess.run(
         [sys.executable, "-m", "golden", *groups],
         cwd=ROOT,

@@ -1,6 +1,6 @@
 """README and the start page work as they stand: each command in its order, in a fresh clone, an empty HOME, without uv.
 
-The packages are those of this environment. `PYTHONPATH=tests python -m newcomer` installs them instead, and runs
+The packages are those of this environment. `PYTHONPATH=tests/tools python -m newcomer` installs them instead, and runs
 `make audit` and `make test` in full.
 """
 

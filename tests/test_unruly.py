@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from unruly import LANES, Deed, Unruly, draw, failures, programs
 
 QUICK = {"transparent": 4, "checkpoint": 6, "checkpoint-sampling": 10}
-LONG = 400  # of each lane: 2,000 in all, `python tests/unruly.py 2000`
+LONG = 400  # of each lane: 2,000 in all, `python tests/tools/unruly.py 2000`
 
 
 @pytest.mark.parametrize("lane", list(reversed(QUICK)))

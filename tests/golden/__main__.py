@@ -149,7 +149,7 @@ def _alike() -> None:
         "COLUMNS": "80",
         "NO_COLOR": "1",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{ROOT}",
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT / "tests" / "tools", ROOT / "tests", ROOT))),
     }
     sys.stdin = io.StringIO()
 

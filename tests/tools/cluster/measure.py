@@ -1,4 +1,4 @@
-"""What a campaign on Ray costs beside the same shards in plain processes: ``python tests/cluster/measure.py``.
+"""What a campaign on Ray costs beside the same shards in plain processes: ``python tests/tools/cluster/measure.py``.
 
 The decoder is a right one of the catalogue, whose cases take milliseconds: for an engine, the overhead is less. All
 ways take turns, and each is held against the first of its turn. So the speed of the machine cancels out, unless it

@@ -1,4 +1,4 @@
-"""How good the gate is: ``PYTHONPATH=.:tests python -m gate_servers.measure [--right N] [--jobs N] [--seeds N]``.
+"""How good the gate is: ``PYTHONPATH=.:tests/tools python -m gate_servers.measure [--right N] [--jobs N] [--seeds N]``.
 
 Each planted fault is served, and gated against a plain server of the same weights; so are right servers of several
 dtypes, batch limits, orders and delays, every third with sampled rows. Each gate has prompts and seeds of its own and

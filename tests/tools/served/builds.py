@@ -15,7 +15,7 @@ _CLAIMS: dict[str, Any] = {
     "dtype": DTYPE,
     "kinds": KINDS,
     "padding_sides": ("right",),
-    "origin": "tests/served",
+    "origin": "tests/tools/served",
 }
 ENGINES = {"ring": RingEngine, "paged": PagedEngine}
 CAPABILITIES = ("row-limits", "row-eos", "ngram", "dictated-drafts")

@@ -1,4 +1,7 @@
-"""The power of a profile: how many planted faults its cases show. ``PYTHONPATH=tests python -m power ci --jobs 2``"""
+"""The power of a profile: how many planted faults its cases show.
+
+PYTHONPATH=tests/tools python -m power ci --jobs 2
+"""
 
 from __future__ import annotations
 

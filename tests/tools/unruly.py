@@ -2,7 +2,7 @@
 
 A decoder is drawn as a program: what it does before and during its calls of target and draft, and what it makes of the
 right rows. `failures` runs one through a lane, or through a law of ``pytest --adapter``, and returns what eqcheck got
-wrong; none, if all is well. ``python tests/unruly.py 2000`` draws so many.
+wrong; none, if all is well. ``python tests/tools/unruly.py 2000`` draws so many.
 """
 
 from __future__ import annotations

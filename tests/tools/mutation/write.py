@@ -18,15 +18,15 @@ drawn with seed {seed} in which files, functions and operators take turns, until
 they were asked, {unusable} could not be imported or did not end in time. To do it again:
 
 ```console
-PYTHONPATH=tests python -m mutation --jobs 2
+PYTHONPATH=tests/tools python -m mutation --jobs 2
 ```
 
 *Changes a real model*: on a tiny random Llama and a tiny GPT-2 in float64, {real_cases} ragged cases each, the output
 differs from what the model emits for the row alone. *Caught*: an audit of up to {most_cases} cases, families `rotary`
 and `learned`, calls a violation. What it then says of the first one, after minimising and repair, is held against a
-table of right answers by place in the source, `tests/mutation/truth.py`, written before anything was audited.
+table of right answers by place in the source, `tests/tools/mutation/truth.py`, written before anything was audited.
 *Unattributed*: no cause is asserted. *False*: what is asserted is not so; each answer outside the table was held
-against the changed code by hand (`tests/mutation/judgements.json`).
+against the changed code by hand (`tests/tools/mutation/judgements.json`).
 """
 _COLUMNS = ["", "mutants", "change a real model", "of these caught", "component right", "kind right", "unattributed"]
 

@@ -14,7 +14,7 @@ from eqcheck.report import load
 from eqcheck.report.schema import Report, from_builtins, to_builtins
 from eqcheck.result.outcome import DrawnCall, DrawnQuery, DrawnRound, DrawnRow, DrawnSlot, Story
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HOSTILE = "<img src=x onerror=alert(1)></p></script></style>\"'><b>\x1b[2J\x07\u202e{{ 7*7 }}\ud800"
 _FIXED = ("format", "verdict", "lane")
 

@@ -1,6 +1,6 @@
 """Run the commands of README and of the start page as a newcomer does: in a fresh clone, an empty HOME, without uv.
 
-PYTHONPATH=tests python -m newcomer        all of them, with the installation, `make audit` and `make test`
+PYTHONPATH=tests/tools python -m newcomer        all of them, with the installation, `make audit` and `make test`
 
 Each command runs in the order in which it stands, in one shell for each page. A block of Python whose first line names
 a file is that file. It prints each command with its exit code and its seconds. `tests/test_newcomer.py` does the same
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import dedent
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGES = {"README.md": ROOT / "README.md", "start.md": ROOT / "docs" / "start.md"}
 # These have a violation to show; every other command ends with 0.
 SHOWS_A_VIOLATION = ("eqcheck audit bsp", "eqcheck replay")

@@ -1,4 +1,4 @@
-"""Seconds of an audit until its first line and its first violation: ``python tests/speed/first.py bsp``.
+"""Seconds of an audit until its first line and its first violation: ``python tests/tools/speed/first.py bsp``.
 
 The CPU seconds are those of the command and of all processes below it. The audit is ended at its first violation.
 """

@@ -353,7 +353,7 @@ def places(file: str) -> tuple[tuple[int, Site], ...]:
         after = found[-1][0] if found else 0
         at = next((number for number, line in enumerate(lines, 1) if number > after and site[0] in line), None)
         if at is None:
-            raise LookupError(f"{file}: no line after {after} holds {site[0]!r}; mend tests/mutation/truth.py")
+            raise LookupError(f"{file}: no line after {after} holds {site[0]!r}; mend tests/tools/mutation/truth.py")
         found.append((at, site))
     return tuple(found)
 

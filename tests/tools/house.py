@@ -1,4 +1,4 @@
-"""The shape of the package in numbers: ``python tests/house.py``, or ``make house``.
+"""The shape of the package in numbers: ``python tests/tools/house.py``, or ``make house``.
 
 Each line has a figure, its value at commit ba050bc4, and the goal; what misses its goal says so. The structure test
 holds the limits that may not be missed.

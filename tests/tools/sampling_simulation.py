@@ -1,4 +1,6 @@
-"""False alarms and power of the evidence, by simulation: ``PYTHONPATH=tests python -m sampling_simulation --out DIR``.
+"""False alarms and power of the evidence, by simulation.
+
+    PYTHONPATH=tests/tools python -m sampling_simulation --out DIR
 
 Writes ``sampling.json`` and ``sampling.md``. Numpy only, one process.
 """
@@ -162,7 +164,7 @@ def alone(one: dict[str, Any]) -> str:
 def tables(found: dict[str, Any]) -> str:
     """Both tables as Markdown."""
     lines = ["# The evidence of sampled audits, simulated", ""]
-    lines += ["`PYTHONPATH=tests python -m sampling_simulation --out DIR` writes these tables.", ""]
+    lines += ["`PYTHONPATH=tests/tools python -m sampling_simulation --out DIR` writes these tables.", ""]
     if "false_alarms" in found:
         one = found["false_alarms"]
         lines += [

@@ -1,4 +1,4 @@
-"""What verifying a tree costs beside a chain of as many nodes: ``PYTHONPATH=tests python -m comparison.trees``.
+"""What verifying a tree costs beside a chain of as many nodes: ``PYTHONPATH=tests/tools python -m comparison.trees``.
 
 Batches of eight rows of the shipped pair, on one thread, in seconds of the processor: `tree` on chains and on trees of
 K nodes, and `ragged` with K draft tokens, in turns. All commit the same tokens.

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[2] / "reference_impls"
+FOLDER = Path(__file__).parents[3] / "reference_impls"
 ENGINES = ("eqspec", "exspec", "ragged")
 _CACHES = ("serving/pool.py", "serving/rounds.py", "serving/row_cache.py")
 

@@ -6,7 +6,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @cache
@@ -23,7 +23,7 @@ def committed(pattern: str, root: Path = ROOT) -> list[Path]:
     ``*`` matches within one folder and ``**`` any folders, as in `pathlib.Path.glob`. A file that is listed but was
     deleted is left out.
 
-    >>> [path.name for path in committed("tests/commit*.py")]
+    >>> [path.name for path in committed("tests/tools/commit*.py")]
     ['committed.py']
     """
     there = set(root.glob(pattern))

@@ -1,4 +1,4 @@
-"""Serve the trained pair: ``PYTHONPATH=.:tests python -m gate_servers --port 8001 [--draft] [--fault NAME]``."""
+"""Serve the trained pair: ``PYTHONPATH=.:tests/tools python -m gate_servers --port 8001 [--draft] [--fault NAME]``."""
 
 from __future__ import annotations
 
