@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 ENGINES := openvino_genai vllm mlx_vlm mlx_lm llama_cpp onnxruntime_genai
 
-.PHONY: audit showcase test test-all test-long test-oldest test-older test-newest golden golden-write figures house gate-test lint docs bench comparison architectures engines engines-test cluster-test newcomer dist release clean
+.PHONY: audit showcase test test-all test-long test-oldest test-older test-newest golden golden-write figures house gate-test lint docs bench speed comparison architectures engines engines-test cluster-test newcomer dist release clean
 
 audit: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --allow-known --cases 60 --jobs 2
@@ -92,7 +92,13 @@ lint: $(VENV)/.installed
 docs: $(VENV)/.installed
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
+# The engines of this repository on the small trained pair, timed and verified: an hour, into reports/bench. With
+# BENCH=--quick it takes 4 minutes and writes reports/bench-quick; BENCH=--help has the other options.
 bench: $(VENV)/.installed
+	$(VENV)/bin/python -m benchmarks $(BENCH)
+
+# What a case costs, on one thread.
+speed: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -p no:xdist tests/speed
 
 comparison: $(VENV)/.installed

@@ -1,6 +1,6 @@
 """Measurements of the reference engines: of eqcheck's repository, and not of its wheel.
 
-`eqcheck bench` and `python -m benchmarks` time engines side by side on a small real pair, and verify each output:
+`make bench` and `python -m benchmarks` time engines side by side on a small real pair, and verify each output:
 
 workload   prompts, the truth, the draft with its own or a dictated acceptance (`dictated`)
 measure    one engine on one workload, timed and verified
@@ -12,6 +12,6 @@ why        where the speed comes from, and what formulas predict (`law`, `costs`
 lawreport  JSON, tables, plots (`lawplots`) of that
 command    the command
 
-pair/      the pair: a trained target and its draft, how they are trained, and `--pair` of `eqcheck audit`
+pair/      the pair: a trained target and its draft, and how they are trained
 heads/     heads for the target of the pair: how they are trained, and how much of what they propose is accepted
 """

@@ -1,4 +1,4 @@
-"""The command `eqcheck bench`: the checks before it, the measurement, and what it prints and writes."""
+"""The command `python -m benchmarks`: its options, the checks before, and what it prints and writes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import lawreport, pair, report, run, why
@@ -13,11 +14,35 @@ from benchmarks.run import Results
 from eqcheck.cli.common import say, stdout_to_stderr, writable
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder
-from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, UsageError
+from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, USAGE, UsageError, printable
 
 
-def measure(options: argparse.Namespace) -> int:
-    """Measure what the options of the command say, print and write it, and return the exit code."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure what the options say, print and write it, and return the exit code, which means what `eqcheck`'s do."""
+    try:
+        return _measure(_parser().parse_args(argv))
+    except UsageError as error:
+        print(f"benchmarks: {printable(str(error))}", file=sys.stderr)
+        return USAGE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Time decoders on a small trained target and draft, and verify their output.",
+    )
+    parser.add_argument(
+        "--adapter", action="append", metavar="SPEC", help="decoder to time (default: every shipped one)"
+    )
+    parser.add_argument("--quick", action="store_true", help="two batch sizes, once each: 4 minutes instead of an hour")
+    parser.add_argument("--law", action="store_true", help="measure where the speed comes from instead (law.md)")
+    parser.add_argument("--drafts", type=Path, metavar="DIR", help="with --law: folder of drafts of several sizes")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default reports/bench, or reports/bench-quick")
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    return parser
+
+
+def _measure(options: argparse.Namespace) -> int:
     pair.check()
     decoders = [registry.load(spec) for spec in options.adapter or registry.self_contained()]
     out = options.out or Path("reports/bench-quick" if options.quick else "reports/bench")

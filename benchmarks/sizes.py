@@ -2,7 +2,7 @@
 
 The law of `benchmarks.law` is fitted to them. All four learn in one loop, from the same text and the same answers of
 the target, at a constant learning rate: so a checkpoint is what a shorter training would have ended with.
-``python -m benchmarks.sizes FOLDER`` trains them; ``eqcheck bench --law --drafts FOLDER`` measures them.
+``python -m benchmarks.sizes FOLDER`` trains them; ``python -m benchmarks --law --drafts FOLDER`` measures them.
 """
 
 from __future__ import annotations

@@ -17,13 +17,13 @@ from tiny import noisy, tiny
 from benchmarks import measure
 from benchmarks import run as bench_run
 from benchmarks.arrivals import latencies
+from benchmarks.command import main
 from benchmarks.measure import Clock, Timed
 from benchmarks.pair import Pair
 from benchmarks.report import tables, write
 from benchmarks.run import Scale, bench
 from benchmarks.sampled import WAYS, cost
 from benchmarks.workload import Workload
-from eqcheck import cli
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder
 
@@ -364,14 +364,14 @@ def test_an_engine_that_fails_when_prompts_arrive_does_not_end_the_run(
 @pytest.mark.long
 def test_bench_command(small: Scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(bench_run, "QUICK", small)
-    command = ["bench", "--quick", "--adapter", "ragged", "--out", str(tmp_path / "out"), "--json"]
-    assert cli.main(command) == 0
+    command = ["--quick", "--adapter", "ragged", "--out", str(tmp_path / "out"), "--json"]
+    assert main(command) == 0
     out = json.loads(capsys.readouterr().out)
     assert {row["engine"] for row in out["results"]} == {"greedy", "ragged"}
-    assert cli.main([*command[:-1]]) == 0
+    assert main([*command[:-1]]) == 0
     assert "Speed over that of" not in capsys.readouterr().out, "nothing to compare with"
     (tmp_path / "file").write_text("")
-    assert cli.main(["bench", "--out", str(tmp_path / "file")]) == 4
+    assert main(["--out", str(tmp_path / "file")]) == 4
     assert "cannot write there" in capsys.readouterr().err
 
 
@@ -389,7 +389,7 @@ def test_interrupt_tells_what_there_is_and_overwrites_nothing(
         return measure(self, prompts)
 
     monkeypatch.setattr(Timed, "measure", interrupted)
-    assert cli.main(["bench", "--adapter", "ragged", "--out", str(tmp_path)]) == 2
+    assert main(["--adapter", "ragged", "--out", str(tmp_path)]) == 2
     out = capsys.readouterr().out
     assert "Interrupted: nothing written." in out
     assert "ragged" in out

@@ -13,7 +13,6 @@ import torch
 from as_data import to_dict
 
 import eqcheck
-from benchmarks.pair.on_pair import on_pair
 from eqcheck import cli
 from eqcheck.campaign.loop import audit
 from eqcheck.campaign.pace import DECLINED
@@ -287,20 +286,6 @@ def test_assert_equivalent_says_so() -> None:
     assert all(len(case.prompts) == 1 for case in seen)
     with pytest.raises(HypothesisException):  # nothing was tested, which is no success
         over(sampled_from(paired))()
-
-
-@pytest.mark.long
-def test_on_the_pair() -> None:
-    declined = on_pair(made(alone))
-    assert (declined.rows, declined.equivalent, declined.wrong) == (0, 0, False)
-    assert declined.first == "declined: one row at a time"
-
-    def strict(target: Any, draft: Any, request: Request) -> Rows:
-        assert unmet(request, tuple(REQUIREMENTS)) == []
-        return one_row(target, draft, request)
-
-    alone_on_it = on_pair(made(strict, requires=tuple(REQUIREMENTS)))
-    assert (alone_on_it.rows, alone_on_it.equivalent, alone_on_it.first) == (16, 16, "")
 
 
 @pytest.mark.parametrize("name", REQUIREMENTS)

@@ -33,7 +33,7 @@ from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.about import TRANSPARENT
 from eqcheck.report import load
 from eqcheck.report.checks import checks, commands_of, failing, junit, step_summary, untrusted
-from eqcheck.report.ndjson import EventLog, observation, told
+from eqcheck.report.ndjson import EventLog, told
 from eqcheck.report.schema import Report
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import Outcome
@@ -160,7 +160,7 @@ def events() -> list[Event]:
 
 def test_every_event_is_a_line_of_json() -> None:
     stream = io.StringIO()
-    log = EventLog(stream, told)
+    log = EventLog(stream)
     for event in events():
         log(event)
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
@@ -172,24 +172,11 @@ def test_every_event_is_a_line_of_json() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
-def test_a_case_is_told_with_its_verdict_and_as_hypothesis_tells_test_cases() -> None:
+def test_a_case_is_told_with_its_verdict() -> None:
     done = next(event for event in events() if isinstance(event, CaseDone))
     line = told(done)
     assert line is not None
     assert (line["status"], line["fingerprint"], line["case"]["prompts"]) == ("violation", "mask/window", [[3, 1]])
-    told_case = observation(done)
-    assert told_case is not None
-    assert {name: told_case[name] for name in ("type", "status", "status_reason", "property")} == {
-        "type": "test_case",
-        "status": "failed",
-        "status_reason": "mask/window",
-        "property": "eqspec",
-    }
-    assert json.loads(told_case["representation"]) == told_case["arguments"] == line["case"]
-    wanted = {"run_start", "how_generated", "features", "timing", "coverage", "metadata"}
-    assert wanted <= told_case.keys()
-    assert [observation(event) for event in events() if not isinstance(event, CaseDone)] == [None] * 6
-    assert observation(replace(done, outcome=None)) is None
 
 
 def test_every_kind_of_event_is_told_but_what_is_worked_at() -> None:
@@ -204,7 +191,7 @@ def test_a_stream_that_fails_ends_the_events_and_nothing_else() -> None:
             raise OSError(28, "No space left on device")
 
     stream = Full()
-    log = EventLog(stream, told)
+    log = EventLog(stream)
     for event in events():
         log(event)
     assert log.error == "No space left on device"
@@ -224,8 +211,6 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (("--json", "--ndjson", "-"), "both want standard output"),
         (("--ndjson", "no/where.ndjson"), "--ndjson no/where.ndjson: cannot write there: No such file"),
-        (("--observability", "no/where"), "--observability no/where: cannot write there: No such file"),
-        (("--observability", "-"), "expected a file; --ndjson takes standard output"),
         (("--junit", "no/where.xml"), "--junit no/where.xml: cannot write there"),
         (("--junit", "."), "--junit .: cannot write there"),
     ],
@@ -275,9 +260,7 @@ def test_without_github_there_are_no_commands(
     work: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("eqcheck.campaign.loop.audit", fake_audit)
-    told_cases = ["--observability", "cases.jsonl"]
-    assert main(["audit", "--no-corpus", "eqspec", "--json", "--ndjson", "events.ndjson", *told_cases]) == 1
-    assert (work / "cases.jsonl").read_text() == "", "no case was decoded"
+    assert main(["audit", "--no-corpus", "eqspec", "--json", "--ndjson", "events.ndjson"]) == 1
     printed = capfd.readouterr()
     assert list(json.loads(printed.out)) == ["reports"]
     assert len((work / "events.ndjson").read_text().splitlines()) == 2

@@ -124,33 +124,6 @@ def test_audit_and_pytest_from_the_wheel(site: Path, tmp_path: Path) -> None:
     assert "bookkeeping/premature-stop" in done.stdout
 
 
-@pytest.mark.parametrize("words", [["bench", "--quick"], ["audit", "eqspec", "--pair"]])
-@pytest.mark.tiers(quick=1, rest=0)
-def test_what_needs_the_benchmarks_says_where_they_are(words: list[str], site: Path, tmp_path: Path) -> None:
-    """Another package of that name, on the index or in the user's own project, is not taken for them."""
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "__init__.py").write_text("raise SystemExit('not ours')\n")
-    done = _python(site, tmp_path, "-m", "eqcheck.cli", *words)
-    assert (done.returncode, done.stdout) == (4, "")
-    command = " ".join(word for word in words if word not in ("--quick", "eqspec"))
-    assert f"eqcheck {command}: benchmarks/ is not beside {site / 'eqcheck'}" in done.stderr
-    assert "Clone the repository" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["benchmarks"]
-
-
-@pytest.mark.parametrize("words", [["benchmarks"], ["eqcheck.cli", "bench"]])
-@pytest.mark.tiers(quick=0, rest=1)
-def test_a_checkout_has_the_benchmarks(words: list[str], tmp_path: Path) -> None:
-    """As a program of their own where they are, and as a command wherever one is, beside another such package."""
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "__init__.py").write_text("raise SystemExit('not ours')\n")
-    where = ROOT if words == ["benchmarks"] else tmp_path
-    done = _python(ROOT, where, "-m", *words, "--drafts", "x", "--out", str(tmp_path / "out"))
-    assert (done.returncode, done.stdout) == (4, "")
-    assert done.stderr == "eqcheck: --drafts: expected with --law, which measures them\n"
-
-
 def test_neither_import_nor_plugin_loads_torch() -> None:
     code = (
         "import sys, eqcheck, eqcheck.pytest_plugin; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"

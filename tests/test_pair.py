@@ -1,8 +1,9 @@
-"""The shipped pair of trained models: small, trained, of the acceptance that is stated; and the audit on it."""
+"""The shipped pair of trained models: small, trained, of the acceptance that is stated; and decoders on it."""
 
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import pytest
 import torch
 
 from benchmarks import pair
+from benchmarks.command import main
 from benchmarks.pair import train
-from benchmarks.pair.on_pair import on_pair
-from eqcheck import cli
+from eqcheck import Oracle
 from eqcheck.contract import registry
-from eqcheck.contract.decoders import Decoder, Request
+from eqcheck.contract.decoders import Generate, Request, RowOptions
 
 FOLDER = Path(pair.__file__).parent
 
@@ -61,26 +62,35 @@ def test_training_lowers_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert pair.load().target.num_parameters() > 3_000_000
 
 
-@pytest.mark.parametrize("words", [["audit", "--pair"], ["bench", "--quick"]])
-def test_without_weights_nothing_is_begun(
-    words: list[str], tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Sdists leave them out; that is said before the audit and not behind it."""
+def test_without_weights_nothing_is_begun(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sdists leave them out; that is said before the measurement and not after it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pair, "__file__", str(tmp_path / "__init__.py"))
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "model.safetensors").touch()
-    assert cli.main(words) == 4
+    assert main(["--quick"]) == 4
     told = capsys.readouterr()
     assert f"Copy draft from benchmarks/pair/ of eqcheck's repository into {tmp_path}" in told.err
     assert (told.out, sorted(tmp_path.iterdir())) == ("", [tmp_path / "target"])
 
 
+TEXTS = ("import os\nimport sys\n\n\ndef main(", '    """Return the ', "x", "for i in range(")
+
+
+def right_rows(decode: Generate) -> int:
+    """The rows that a decoder decodes right on the pair, which ends them at a newline."""
+    target, draft = pair.load(torch.float64)
+    prompts = [pair.encode(text) for text in TEXTS]
+    request = Request(prompts, 24, 4, (10,), 32, "left", rows=(RowOptions(24, (10,)),) * len(prompts))
+    outputs = decode(target, draft, deepcopy(request))
+    verdict = Oracle(target).check(prompts, outputs, max_new_tokens=24, eos_token_ids=(10,), pad_token_id=32)
+    return sum(row.first is None for row in verdict.rows)
+
+
 @pytest.mark.parametrize("name", ["eqspec", "exspec", "ragged"])
 @pytest.mark.tiers(quick=1, rest=1)
 def test_right_decoders_are_right_on_it(name: str) -> None:
-    found = on_pair(registry.load(name))
-    assert (found.equivalent, found.rows, found.first) == (16, 16, "")
+    assert right_rows(registry.load(name).function) == len(TEXTS)
 
 
 def _without_mask(target: Any, draft: Any, request: Request) -> list[list[int]]:
@@ -96,42 +106,6 @@ def _without_mask(target: Any, draft: Any, request: Request) -> list[list[int]]:
     ]
 
 
-def _raises(target: Any, draft: Any, request: Request) -> list[list[int]]:
-    raise ZeroDivisionError("no more")
-
-
-@pytest.mark.long
-def test_wrong_decoders_are_found_on_it() -> None:
-    found = on_pair(Decoder("forgets", _without_mask))
-    assert 2 <= found.equivalent < 16, "the longest row of each batch needs no mask"
-    assert "unattributed" in found.first
-    assert on_pair(Decoder("raises", _raises)).first == "ZeroDivisionError: no more"
-    assert on_pair(Decoder("raises", _raises)).equivalent == 0
-
-
 @pytest.mark.rest
-def test_audit_says_what_it_found_there(tmp_path: Path, capsys: Any) -> None:
-    source = tmp_path / "mine.py"
-    source.write_text(
-        "import eqcheck\n"
-        "@eqcheck.decoder(name='odd')\n"
-        "def odd(target, draft, request):\n"
-        "    rows = eqcheck.load('eqspec')(target, draft, request)\n"
-        "    real = target.config.model_type == 'llama'\n"
-        "    return [row[:-1] if real and i == 3 else row for i, row in enumerate(rows)]\n"
-    )
-    command = ["audit", "--adapter", str(source), "--cases", "30", "--out", str(tmp_path), "--no-corpus"]
-    assert cli.main(command) == 0
-    assert cli.main([*command, "--pair"]) == 1
-    assert "on trained models 14 of 16 rows are what the target returns alone" in capsys.readouterr().out
-    report = json.loads((tmp_path / "odd" / "report.json").read_text())
-    assert report["verdict"] == "violation"
-    assert report["real_pair"]["equivalent"] == 14
-    assert "14 of 16 rows" in (tmp_path / "odd" / "report.md").read_text().replace("\n", " ")
-
-
-def test_a_decoder_that_declines_trained_models_was_not_tried_on_them(tmp_path: Path, capsys: Any) -> None:
-    assert cli.main(["audit", "heads", "--cases", "12", "--out", str(tmp_path), "--no-corpus", "--pair"]) == 0
-    said = "ot tried on trained models: declined: draft: expected one with a scripted head"
-    assert said in " ".join(capsys.readouterr().out.split())
-    assert said in (tmp_path / "heads" / "report.md").read_text()
+def test_a_wrong_decoder_is_found_on_it() -> None:
+    assert 1 <= right_rows(_without_mask) < len(TEXTS), "the longest row needs no mask"

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import eqcheck
-from benchmarks.pair.on_pair import on_pair
 from eqcheck import cli
 from eqcheck.campaign.loop import Campaign, audit
 from eqcheck.case.engine import EngineCase, EngineRow
@@ -211,13 +210,6 @@ def test_a_request_before_the_last_has_to_meet_it_too(folder: Path) -> None:
     write_whole(folder / "case.json", StoredViolation(case, None, "state/leaks-from-earlier-request").to_json())
     decoder = strict(folder, ("equal-lengths",))
     assert cli.main(["replay", "case.json", "--adapter", decoder.spec]) == NOTHING
-
-
-@pytest.mark.parametrize("need", ["equal-lengths", "all"])
-@pytest.mark.tiers(quick=0, rest=1)
-def test_the_trained_pair_is_asked_so(need: str, folder: Path) -> None:
-    on = on_pair(strict(folder, NEEDS[need]))
-    assert (on.rows, on.equivalent, on.first) == (16, 16, "")
 
 
 @pytest.mark.parametrize("need", NEEDS)

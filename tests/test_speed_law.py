@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from benchmarks import why
+from benchmarks.command import main
 from benchmarks.law import STEPS, Costs, acceptance, best_k, expected, fitted, predicted, schedule, waterfall
 from benchmarks.lawreport import laws, tables, write
 from benchmarks.measure import now, processor_time
@@ -19,7 +20,6 @@ from benchmarks.run import machine
 from benchmarks.sizes import saved
 from benchmarks.traces import GENERATORS, MEASURED, accepted, described
 from benchmarks.why import Law, Plan
-from eqcheck import cli
 from eqcheck.contract import registry
 from eqcheck.contract.errors import UsageError
 
@@ -121,7 +121,7 @@ def test_time_of_the_processor_leaves_out_who_else_is_there() -> None:
 def test_drafts_that_are_not_there_are_missed(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no drafts there; `python -m benchmarks\.sizes"):
         list(saved(tmp_path))
-    assert cli.main(["bench", "--drafts", str(tmp_path), "--out", str(tmp_path / "out")]) == 4
+    assert main(["--drafts", str(tmp_path), "--out", str(tmp_path / "out")]) == 4
 
 
 PLAN = Plan(
@@ -142,7 +142,7 @@ def test_all_of_it_is_measured_and_every_output_verified(tmp_path: Path, monkeyp
     monkeypatch.setattr(why, "QUICK", PLAN)
     monkeypatch.setattr(why, "_trace", lambda name, batch: why_trace(name, batch))
     out = tmp_path / "law"
-    assert cli.main(["bench", "--law", "--quick", "--adapter", "ragged", "--out", str(out), "--json"]) == 0
+    assert main(["--law", "--quick", "--adapter", "ragged", "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads((out / "law.json").read_text())
     assert {row["batch"] for row in found["speeds"]} == {1, 2}

@@ -115,19 +115,6 @@ def test_an_audit_and_a_replay_of_it_end_with_a_report(tmp_path: Path) -> None:
 
 
 @pytest.mark.rest
-def test_on_the_trained_pair_it_is_ended_too(tmp_path: Path) -> None:
-    body = """from eqcheck.reference_impls.eqspec import generate as right
-    if target.config.model_type != 'llama': return right(target, draft, request)
-    sum(itertools.count())"""
-    spec = decoder_file(tmp_path, body)
-    words = ["audit", spec, "--cases", "2", "--case-timeout", "10", "--no-corpus", "--out", "out", "--pair"]
-    assert eqcheck(tmp_path, *words) == 1
-    report = json.loads((tmp_path / "out" / "unyielding" / "report.json").read_text())
-    assert (report["violations"], report["verdict"]) == ([], "violation")
-    assert (report["real_pair"]["equivalent"], report["real_pair"]["first"]) == (0, "no answer within 10 s")
-
-
-@pytest.mark.rest
 def test_a_thread_that_a_module_leaves_behind_does_not_keep_the_command(tmp_path: Path) -> None:
     spec = decoder_file(tmp_path, "raise eqcheck.Unsupported('all')")
     text = Path(spec).read_text()

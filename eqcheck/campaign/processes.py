@@ -16,12 +16,12 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from eqcheck.campaign.events import Finished, Listener
-from eqcheck.contract import registry, repository
+from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError
-from eqcheck.result.findings import Audit, Options, RealPair
+from eqcheck.result.findings import Audit, Options
 from eqcheck.workers.fork import calls_no_decoder, context, launched
-from eqcheck.workers.worker import Limits, kill_group
+from eqcheck.workers.worker import kill_group
 
 _LOADED = ("eqcheck.campaign.loop", *(f"eqcheck.lanes.{name}.lane" for name in ("transparent", "sampling")))
 """Modules that each process of an audit needs: the server imports them once for all."""
@@ -125,16 +125,6 @@ def _audited(pipe: Connection, spec: str, settings: Options) -> None:
 def _plain(error: BaseException) -> Exception:
     """An exception that crosses a pipe, whatever it holds."""
     return error if isinstance(error, UsageError) else RuntimeError(traceback.format_exc())
-
-
-def pair(decoder: Decoder, settings: Options) -> RealPair:
-    """The answers of a decoder on the pair of trained models, within the limits of a case for each request."""
-    repository.find("eqcheck audit --pair")
-    from benchmarks.pair.on_pair import on_pair
-
-    asked = options(decoder, settings)
-    limits = Limits(asked.case_timeout, asked.case_memory if asked.isolate else None)
-    return on_pair(decoder, limits, isolate=asked.isolate)
 
 
 def _loaded_elsewhere(spec: str) -> Decoder:

@@ -14,7 +14,6 @@ from typing import Any
 from eqcheck import __version__
 from eqcheck.cli import (
     audit,
-    bench,
     checkpoint,
     common,
     completion,
@@ -32,7 +31,7 @@ from eqcheck.cli.plan import configured
 from eqcheck.contract.errors import INCONCLUSIVE, INTERNAL, USAGE, UsageError, did_you_mean, printable
 from eqcheck.contract.extras import EXTRAS, missing
 
-COMMANDS = (new, audit, gate, replay, report, kinds, explain, listing, checkpoint, selfcheck, bench)
+COMMANDS = (new, audit, gate, replay, report, kinds, explain, listing, checkpoint, selfcheck)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -26,15 +25,13 @@ from eqcheck.cli.common import (
     positive,
     seconds,
     share,
-    size,
     stdout_to_stderr,
 )
 from eqcheck.cli.plan import Plan
-from eqcheck.contract import extras, known_violations, registry, repository
+from eqcheck.contract import extras, known_violations, registry
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, INTERNAL, NOTHING, VIOLATION, UsageError, printable
-from eqcheck.contract.family import LLAMA
-from eqcheck.contract.profiles import CASE_MEMORY, CASE_TIMEOUT
+from eqcheck.contract.profiles import CASE_TIMEOUT
 from eqcheck.report.progress import progress
 
 if TYPE_CHECKING:
@@ -98,7 +95,6 @@ def _add_tested(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--adapter", action="append", default=[], metavar="SPEC", help="same as SPEC (older form)")
     group.add_argument("--families", type=families, default=(), metavar="F,...", help=_FAMILIES)
     group.add_argument("--target", default="", metavar="NAME,...", help=_TARGET)
-    group.add_argument("--pair", action="store_true", help="also decode with the shipped pair of trained models")
     group.add_argument("--python", metavar="PATH", help=_PYTHON)
     group.add_argument("--memory", action="store_true", help=_MEMORY)
 
@@ -123,13 +119,6 @@ def _add_running(group: argparse._ArgumentGroup) -> None:
         metavar="S",
         help="time limit per case (default 60s, at least 1s)",
     )
-    group.add_argument(
-        "--case-memory",
-        type=size,
-        default=CASE_MEMORY,
-        metavar="2G",
-        help="memory limit per isolated case (default 2G, at least 64M)",
-    )
     group.add_argument("--ray", metavar="ADDRESS", help=_RAY)
     group.add_argument("--fail-fast", action="store_true", help=_FAIL_FAST)
 
@@ -147,21 +136,16 @@ def _add_printed(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--json", action="store_true", help="print one JSON object {reports: [...]} and nothing else")
     group.add_argument("--quiet", action="store_true", help="print results, but no progress")
-    group.add_argument("--no-color", action="store_true", help="no colors in the progress, as with NO_COLOR=1")
     outputs.add(group)
 
 
 def run(options: argparse.Namespace) -> int:
     extras.require("eqcheck audit", "rich", "jinja2")
-    if options.no_color:
-        os.environ["NO_COLOR"] = "1"
     return execute(Plan.of(options))
 
 
 def execute(plan: Plan) -> int:
     """Audit every decoder of the plan, write the reports, tell them; returns the exit code."""
-    if plan.pair:
-        repository.find("eqcheck audit --pair")
     if plan.asked.profile and not (plan.json or plan.quiet):
         print(f"eqcheck {__version__}, {plan.asked.profile.line}", file=sys.stderr, flush=True)
     known: dict[str, set[str]] = {}
@@ -203,7 +187,10 @@ def _loaded(plan: Plan, shown: Listener) -> tuple[Plan, list[Decoder]]:
     """The plan with the families of its real models, and the decoders that it names."""
     from eqcheck.campaign import processes
 
-    _check_installed(plan)
+    if plan.cluster is not None:
+        from eqcheck.campaign.cluster import check_answers
+
+        check_answers(plan.cluster)
     shown(Working("", "decoder"))
     plan = replace(plan, asked=replace(plan.asked, families=_targets(plan.target) or plan.asked.families))
     # A print of a decoder must not mix with the one JSON object; worker processes inherit where it goes.
@@ -217,7 +204,6 @@ def _reported(
     plan: Plan, decoders: Sequence[Decoder], places: Mapping[str, Path], shown: Listener
 ) -> dict[str, tuple[Audit, Report]]:
     """The audits, each with its report, which is written as soon as the audit ends."""
-    from eqcheck.campaign import processes
     from eqcheck.report.build import write
     from eqcheck.result import losses
     from eqcheck.store.corpus import shared_corpus
@@ -231,8 +217,6 @@ def _reported(
         for audit in _audits(decoders, asked, places, plan.cluster, listen):
             decoder = audit.decoder
             shown(Working("", "report"))
-            if plan.pair and audit.lane == "transparent" and LLAMA in decoder.families and not audit.interrupted:
-                audit.real_pair = processes.pair(decoder, asked)
             audit.list_known(plan.known, plan.today, plan.known_strict)
             losses.limit(audit, plan.max_draft_loss)
             audit.written, audit.command = plan.written, plan.command
@@ -249,18 +233,6 @@ def _text(plan: Plan, reports: Sequence[Report], places: Sequence[str]) -> str:
     from eqcheck.report.build import in_terminal
 
     return printable(in_terminal(reports, places))
-
-
-def _check_installed(plan: Plan) -> None:
-    """`UsageError` where the cluster does not answer, or the trained pair is not there."""
-    if plan.cluster is not None:
-        from eqcheck.campaign.cluster import check_answers
-
-        check_answers(plan.cluster)
-    if plan.pair:
-        from benchmarks import pair
-
-        pair.check()
 
 
 def _targets(asked: str) -> tuple[str, ...]:
@@ -317,9 +289,6 @@ def exit_code(results: Sequence[Audit], allow_known: bool, max_draft_loss: float
         return INCONCLUSIVE
     if any(result.failing(allow_known) or result.stale or result.outdated for result in results):
         return VIOLATION
-    for result in results:  # on trained models a known violation shows, too
-        if result.real_pair and result.real_pair.wrong and not result.violations:
-            return VIOLATION
     if not any(result.tally.run for result in results):
         return NOTHING
     unclear = any(result.verdict == "inconclusive" or result.doubtful for result in results)

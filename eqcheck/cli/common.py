@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, TypeAlias
 from eqcheck.contract.decoders import FAMILIES
 from eqcheck.contract.errors import INTERNAL, UsageError, did_you_mean
 from eqcheck.contract.profiles import (
-    MEMORY,
     MOST_DRAFT_TOKENS,
     MOST_ROWS,
     MOST_TOKENS_OF_ROW,
@@ -217,18 +216,6 @@ def case_seconds(text: str) -> float:
     found = seconds(text)
     if not TIMEOUTS[0] <= found <= TIMEOUTS[1]:
         raise argparse.ArgumentTypeError(f"expected a time of 1s to 24h, got {text!r}")
-    return found
-
-
-def size(text: str) -> int:
-    """Parse the memory limit of a case."""
-    units = {"M": 2**20, "G": 2**30}
-    number, unit = text[:-1], text[-1:].upper()
-    if unit not in units or not number.isdecimal() or int(number) < 1:
-        raise argparse.ArgumentTypeError(f"expected a size such as 500M or 2G, got {text!r}")
-    found = int(number) * units[unit]
-    if not MEMORY[0] <= found <= MEMORY[1]:
-        raise argparse.ArgumentTypeError(f"expected a size of 64M to 1048576G, got {text!r}")
     return found
 
 

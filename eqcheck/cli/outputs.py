@@ -31,46 +31,36 @@ def add(parser: argparse._ActionsContainer) -> None:
         metavar="FILE",
         help="write each event as a line of JSON as it happens; '-' is standard output, and nothing else goes there",
     )
-    parser.add_argument(
-        "--observability",
-        type=Path,
-        metavar="FILE",
-        help="write each case as a line of JSON in Hypothesis' observability format",
-    )
 
 
 @contextlib.contextmanager
 def events(plan: Plan, listen: Listener) -> Iterator[Listener]:
-    """A listener that also writes events to where ``--ndjson`` and ``--observability`` say; ``listen`` hears all."""
-    from eqcheck.report.ndjson import EventLog, observation, told
+    """A listener that also writes events to where ``--ndjson`` says; ``listen`` hears all."""
+    from eqcheck.report.ndjson import EventLog
 
-    wanted = {"--ndjson": (plan.ndjson, told), "--observability": (plan.observability, observation)}
-    with contextlib.ExitStack() as stack:
-        logs = {
-            option: EventLog(stack.enter_context(_stream(option, path)), tell)
-            for option, (path, tell) in wanted.items()
-            if path is not None
-        }
+    if plan.ndjson is None:
+        yield listen
+        return
+    with _stream(plan.ndjson) as stream:
+        log = EventLog(stream)
 
         def heard(event: Event) -> None:
-            for log in logs.values():
-                log(event)
+            log(event)
             listen(event)
 
         yield heard
-        for option, log in logs.items():
-            if log.error:
-                where = printable(str(wanted[option][0]))
-                print(f"eqcheck: {option} {where}: {one_line(log.error)}; events are lost", file=sys.stderr)
+        if log.error:
+            where = printable(str(plan.ndjson))
+            print(f"eqcheck: --ndjson {where}: {one_line(log.error)}; events are lost", file=sys.stderr)
 
 
 @contextlib.contextmanager
-def _stream(option: str, path: Path) -> Iterator[TextIO]:
+def _stream(path: Path) -> Iterator[TextIO]:
     """Open where events are written: a file, or standard output, which nothing else is written to meanwhile."""
     try:
         stream = os.fdopen(os.dup(1), "w", encoding="utf-8") if str(path) == "-" else path.open("w", encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{option} {path}: cannot write there: {error.strerror or error}") from error
+        raise UsageError(f"--ndjson {path}: cannot write there: {error.strerror or error}") from error
     try:
         with stdout_to_stderr() if str(path) == "-" else contextlib.nullcontext():
             yield stream

@@ -62,7 +62,6 @@ class Plan:
     out: Path
     corpus: str | None
     cluster: str | None
-    pair: bool
     known_file: Path | None
     known: tuple[known_violations.Known, ...]
     known_strict: bool
@@ -72,7 +71,6 @@ class Plan:
     quiet: bool
     junit: Path | None
     ndjson: Path | None
-    observability: Path | None
     today: date
     written: str
     command: str
@@ -101,7 +99,6 @@ class Plan:
                 families=options.families,
                 case_timeout=options.case_timeout,
                 isolate=options.isolate,
-                case_memory=options.case_memory,
                 bounds=bounds_of(options),
                 bounded=bounded(options),
                 python=options.python or "",
@@ -116,7 +113,6 @@ class Plan:
             out=options.out,
             corpus=None if options.no_corpus else options.corpus,
             cluster=options.ray,
-            pair=options.pair,
             known_file=options.known,
             known=known,
             known_strict=options.known_strict or known_violations.in_ci(),
@@ -126,7 +122,6 @@ class Plan:
             quiet=options.quiet,
             junit=options.junit,
             ndjson=options.ndjson,
-            observability=options.observability,
             today=now.date(),
             written=f"{now:%Y-%m-%d %H:%M} UTC",
             command=shlex.join(["eqcheck", *options.words]),
@@ -164,9 +159,6 @@ def _check_outputs(options: argparse.Namespace) -> None:
     """`UsageError` for an output that cannot be written, before anything runs."""
     if str(options.ndjson) == "-" and options.json:
         raise UsageError("--json and --ndjson -: both want standard output; give --ndjson a file")
-    if str(options.observability) == "-":
-        raise UsageError("--observability -: expected a file; --ndjson takes standard output")
-    for option, path in (("--ndjson", options.ndjson), ("--observability", options.observability)):
-        if path and not path.parent.is_dir():
-            raise UsageError(f"{option} {path}: cannot write there: No such file or directory")
+    if options.ndjson and not options.ndjson.parent.is_dir():
+        raise UsageError(f"--ndjson {options.ndjson}: cannot write there: No such file or directory")
     junit_writable(options.junit)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,6 @@ def add(commands: Commands) -> None:
     replay.add_argument("--python", metavar="PATH", help="Python of the engine's environment")
     replay.add_argument("--target", default="", metavar="MODEL", help="the case's model, if it is your class or folder")
     replay.add_argument("-v", "--verbose", action="store_true", help="print every model call first")
-    replay.add_argument("--no-color", action="store_true", help="no colors, as with NO_COLOR=1")
     replay.add_argument("--as-test", action="store_true", help="print the case as a pytest test; decodes nothing")
     replay.add_argument("--html", type=Path, metavar="FILE", help="write every model call as an HTML page")
     replay.set_defaults(run=run)
@@ -41,8 +39,6 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     calls, target = options.verbose, options.target
-    if options.no_color:
-        os.environ["NO_COLOR"] = "1"
     if options.as_test:
         from eqcheck.cli.pasting import as_test
 

@@ -189,7 +189,7 @@ class Decoder:
     - ``requires``: what it needs of every request (`REQUIREMENTS`, or ``id-N-not-in-prompt`` for a token N); other
       cases are not drawn. If only the decoder can tell, raise `eqcheck.Unsupported` with the reason;
     - ``known``: known violations by fingerprint, each with a link; ``origin``, ``version`` and ``note`` are printed;
-    - ``engine``: what `eqcheck bench` times: called with ``(target, draft, num_draft_tokens=, batch_size=)``, it
+    - ``engine``: what `python -m benchmarks` times: called with ``(target, draft, num_draft_tokens=, batch_size=)``, it
       returns an object with the ``stream``, ``busy`` and ``stats`` of `eqcheck.reference_impls.serving.Engine`;
     - ``checkpoints=True``: an engine that loads checkpoints; it gets folders and is judged by its tokens only.
       ``dtype`` is what it computes in, one of `DTYPES` (default float32; float64 for other decoders), ``kinds`` are the

@@ -64,7 +64,6 @@ def failing(found: Sequence[Check]) -> list[Check]:
 
 def _verdict(report: Report, causes: Sequence[Check]) -> Check:
     run, failed = many(report.cases.run, "case"), [check for check in causes if check.status == "failed"]
-    pair = report.real_pair
     if failed:
         wrong = f"{report.cases.violation} of {run} wrong: {', '.join(check.name for check in failed)}"
         return Check("verdict", "failed", wrong)
@@ -73,8 +72,6 @@ def _verdict(report: Report, causes: Sequence[Check]) -> Check:
         return Check("verdict", "failed", gone)
     if report.outdated:
         return Check("verdict", "failed", "; ".join(report.outdated))
-    if pair and pair.wrong and not causes:
-        return Check("verdict", "failed", f"on trained models {pair.equivalent} of {pair.rows} rows are right")
     if not report.cases.run:
         return Check("verdict", "inconclusive", "nothing was tested")
     if report.internal_errors:

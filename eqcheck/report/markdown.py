@@ -58,12 +58,6 @@ def _head(content: Content) -> list[str]:
         *content.slots,
         *content.memory,
     ]
-    if (pair := report.real_pair) and not pair.rows:
-        blocks.append(inline(f"Not tried on trained models: {pair.first}."))
-    elif pair:
-        equal = f"{pair.equivalent} of {pair.rows} rows are what the target returns alone."
-        blocks.append(f"On the shipped pair of trained models, in float64, {equal}")
-        blocks += ["\n".join(f"    {line}" for line in pair.first.splitlines())] if pair.first else []
     return [*blocks, *([inline(f"{content.declined}.")] if content.declined else [])]
 
 

@@ -11,35 +11,31 @@ Every object has ``event`` and ``decoder``. The first of a decoder, ``started``,
 | ``settled`` | ``fingerprint``, ``standing``, ``needs``, ``count``, ``case`` |
 | ``finished`` | ``verdict``, ``cases``, ``violations`` counted, ``elapsed_s``, ``interrupted``, ``internal_errors`` |
 
-A cluster counts cases, so its ``case-done`` has no case. `observation` tells the cases alone, in the format of the
-observability of Hypothesis, which its viewers read.
+A cluster counts cases, so its ``case-done`` has no case.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from typing import Any, Final, TextIO
 
 from eqcheck.campaign.events import CaseDone, Event, Finished, Loading, Settled, Settling, Started, ViolationSeen
 from eqcheck.contract.errors import cleaned
-from eqcheck.result.outcome import UNJUDGED
 
 FORMAT: Final = "eqcheck-events/1"
 
 
 class EventLog:
-    """A listener that writes what ``tell`` makes of each event to a stream at once.
+    """A listener that writes what `told` makes of each event to a stream at once.
 
     When that fails it stops, and ``error`` says why.
     """
 
-    def __init__(self, stream: TextIO, tell: Callable[[Event], dict[str, Any] | None]) -> None:
-        self.stream, self.tell, self.error = stream, tell, ""
+    def __init__(self, stream: TextIO) -> None:
+        self.stream, self.error = stream, ""
 
     def __call__(self, event: Event) -> None:
-        data = self.tell(event)
+        data = told(event)
         if data is None or self.error:
             return
         try:
@@ -78,29 +74,3 @@ def told(event: Event) -> dict[str, Any] | None:
         case _:
             return None
     return {"event": name, "decoder": event.decoder, **more}
-
-
-_STATUS = {"violation": "failed", "skipped": "gave_up", UNJUDGED: "gave_up"}  # all others passed
-_BEGUN = time.time()
-
-
-def observation(event: Event) -> dict[str, Any] | None:
-    """A case as a test case of Hypothesis' observability; None for any other event."""
-    if not isinstance(event, CaseDone) or event.outcome is None:
-        return None
-    outcome = event.outcome
-    case = outcome.case.to_dict()
-    return {
-        "type": "test_case",
-        "run_start": _BEGUN,
-        "property": event.decoder,
-        "status": _STATUS.get(outcome.status, "passed"),
-        "status_reason": outcome.declined or outcome.symptom,
-        "representation": json.dumps(case),
-        "arguments": case,
-        "how_generated": "stored" if event.stored else f"drawn in the lane {event.lane}",
-        "features": dict.fromkeys(sorted(outcome.coverage), True),
-        "timing": {"execute:test": outcome.seconds},
-        "coverage": None,
-        "metadata": {"case": outcome.case.id, "verdict": outcome.status},
-    }

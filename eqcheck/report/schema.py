@@ -17,7 +17,7 @@ from eqcheck.contract.errors import cleaned
 from eqcheck.explanation.notice import InternalError, Notice, with_kinds
 from eqcheck.explanation.records import Explanation
 from eqcheck.result.claims import Unreached
-from eqcheck.result.findings import LawEvidence, OtherCase, RealPair
+from eqcheck.result.findings import LawEvidence, OtherCase
 from eqcheck.result.outcome import NearTie, Story
 
 FORMAT: Final = "eqcheck-report/2"
@@ -237,7 +237,7 @@ class Report:
     acceptance: Share | None
     ties: Count
     corpus: CorpusCases
-    real_pair: RealPair | None
+    real_pair: dict[str, Any] | None  # always null since `--pair` went: this format keeps its keys
     stale: tuple[str, ...]
     interrupted: bool
     isolated: bool

@@ -123,14 +123,6 @@ def _about(content: Content, width: int, short: bool) -> list[str]:
     if report.corpus.replayed:
         lines.append(f"{report.corpus.failing} of {many(report.corpus.replayed, 'stored case')} fail")
     lines += filter(None, (content.declined, "" if short else content.not_taken))
-    shown = ""
-    if (pair := report.real_pair) and not pair.rows:
-        lines.append(f"not tried on trained models: {pair.first}")
-    elif pair:
-        shown = f"\n\n{pair.first}" if pair.first and not report.violations else ""
-        lines.append(
-            f"on trained models {pair.equivalent} of {pair.rows} rows are what the target returns alone{shown}"
-        )
     lines += [*content.sampled[: 1 if short else 4], *content.memory]
     lines += [f"WARNING {warning}" for warning in report.warnings]
     lines += [f"INTERNAL ERROR: {error.headline}" for error in report.internal_errors]

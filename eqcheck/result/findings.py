@@ -126,20 +126,6 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class RealPair:
-    """The decoder on the trained models: all rows, the rows equal to the target's, and the first that is not."""
-
-    rows: int
-    equivalent: int
-    first: str
-    seconds: float
-
-    @property
-    def wrong(self) -> bool:
-        return self.equivalent < self.rows
-
-
-@dataclass(frozen=True)
 class LawEvidence:
     """The evidence of all sampled tokens of an audit; see `eqcheck.sampling.wealth`.
 
@@ -166,12 +152,12 @@ class Audit:
     Cases were drawn of ``families``; a failure on one of ``claimed_families`` is a violation.
     ``outcomes`` are those of the drawn cases, ``replayed`` those of the corpus. ``unsettled`` counts failing cases that
     nobody had the time to look into, ``vacuous`` is True where nothing shows that the decoder asked the target.
-    ``real_pair`` is what the decoder did on trained models, where asked, ``evidence`` what its sampled tokens say.
-    ``facts`` are what only this lane has to say, by the names of the report; ``files`` are what it adds to the report's
-    folder. ``listed`` are violations that the user lists as known, by fingerprint, ``outdated`` says why the audit
-    fails beside them: entries are past or gone, or too many draft tokens are lost. ``written`` is the date, ``command``
-    what was typed. ``counted`` are cases drawn elsewhere, without outcomes here. ``wealth`` and ``exclusion`` make up
-    the evidence; ``telling`` is the case that adds most to it, with the natural logarithm of that.
+    ``evidence`` is what its sampled tokens say. ``facts`` are what only this lane has to say, by the names of the
+    report; ``files`` are what it adds to the report's folder. ``listed`` are violations that the user lists as known,
+    by fingerprint, ``outdated`` says why the audit fails beside them: entries are past or gone, or too many draft
+    tokens are lost. ``written`` is the date, ``command`` what was typed. ``counted`` are cases drawn elsewhere, without
+    outcomes here. ``wealth`` and ``exclusion`` make up the evidence; ``telling`` is the case that adds most to it, with
+    the natural logarithm of that.
     ``unreached`` are the claims that no drawn case tested. ``internal`` are the errors of eqcheck itself; a case that
     it could not judge is in no count.
     """
@@ -188,7 +174,6 @@ class Audit:
     unsettled: int = 0
     vacuous: bool = False
     warnings: list[str] = field(default_factory=list)
-    real_pair: RealPair | None = None
     evidence: LawEvidence | None = None
     facts: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
@@ -290,7 +275,7 @@ class Audit:
 
         It is inconclusive as well where eqcheck itself failed: nothing that it could not judge passes for right.
         """
-        if self.violations or (self.real_pair and self.real_pair.wrong):
+        if self.violations:
             return "violation"
         unclear = bool(
             self.internal or self.doubtful or self.interrupted or self.unsettled or self.vacuous or self.silent

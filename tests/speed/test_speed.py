@@ -1,4 +1,4 @@
-"""What a case costs, on one thread: ``make bench``.
+"""What a case costs, on one thread: ``make speed``.
 
 The share of a case that oracle and trace take is ``1 - decode_alone / case``, from one run.
 """
