@@ -22,6 +22,7 @@ ROOMS = (
     "case",
     "sampling",
     "result",
+    "shrinking",
     "hashlm",
     "real",
     "truth",
