@@ -21,10 +21,11 @@ from eqcheck.checkpoints.judge import truth
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.errors import CaseError, UsageError
-from eqcheck.contract.options import choice, ended, options_of, rules, simpler, stuck
+from eqcheck.contract.options import choice, ended, options_of, rules, stuck
 from eqcheck.lanes.checkpoint.drawing import EngineCases, alike, exercised
 from eqcheck.lanes.checkpoint.investigate import candidates, needs, without
 from eqcheck.lanes.checkpoint.lane import worker
+from eqcheck.shrinking.options import simpler_grammars
 
 TWO = ((0, (4, 5), 1), (1, (6,), 0), (1, (), 1))
 OTHERS = ("min-new-tokens", "bad-words", "allowed-ids", "repetition-penalty")
@@ -56,7 +57,7 @@ def test_a_state_in_which_nothing_is_allowed_is_known() -> None:
 
 
 def test_simpler_grammars_have_fewer_states_or_fewer_ids() -> None:
-    smaller = list(simpler(TWO))
+    smaller = list(simpler_grammars(TWO))
     assert ((0, (4, 5), 0), (0, (6,), 0), (0, (), 0)) not in smaller  # states go with their edges
     assert smaller[0] == ((0, (4, 5), 0),)
     assert ((0, (4,), 1), *TWO[1:]) in smaller

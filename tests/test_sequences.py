@@ -28,10 +28,11 @@ from eqcheck.decoding.harness import run
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.lane import TransparentLane
-from eqcheck.lanes.transparent.sequences import Fresh, SequenceSearch, shrunk
+from eqcheck.lanes.transparent.sequences import Fresh, SequenceSearch
 from eqcheck.oracle.check import assert_equivalent, judge
 from eqcheck.result.findings import Audit, Options
 from eqcheck.result.outcome import Outcome
+from eqcheck.shrinking.items import fewest
 from eqcheck.store.casefile import read_case
 from eqcheck.workers.worker import Limits
 
@@ -444,10 +445,10 @@ def test_delta_debugging_finds_what_is_needed() -> None:
 
     for needed in ((3,), (0, 40), (7, 8, 30)):
         tried.clear()
-        assert shrunk(tuple(range(41)), partial(fails, needed=needed)) == needed
+        assert fewest(tuple(range(41)), partial(fails, needed=needed)) == needed
         assert len(tried) < 120
-    assert shrunk((), lambda items: True) == ()
-    assert shrunk((1, 2), lambda items: True) == ()
+    assert fewest((), lambda items: True) == ()
+    assert fewest((1, 2), lambda items: True) == ()
 
 
 @pytest.mark.rest

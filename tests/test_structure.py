@@ -21,6 +21,7 @@ ROOMS = (
     "case",
     "sampling",
     "result",
+    "shrinking",
     "hashlm",
     "real",
     "truth",

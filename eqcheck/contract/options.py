@@ -95,16 +95,6 @@ def shifted(grammar: Grammar, step: int, vocabulary: int) -> Grammar:
     return tuple((state, tuple((token + step) % vocabulary for token in ids), after) for state, ids, after in grammar)
 
 
-def simpler(grammar: Grammar) -> Iterator[Grammar]:
-    """Grammars with a state less, whose edges lead to the one before it, and with half of the ids of an edge."""
-    for gone in sorted({state for state, *_ in grammar} - {0}, reverse=True):
-        number = {state: state - (state >= gone) for state in range(1 + max(state for state, *_ in grammar))}
-        yield tuple((number[state], ids, number[after]) for state, ids, after in grammar if state != gone)
-    for at, (state, ids, after) in enumerate(grammar):
-        for half in (ids[: len(ids) // 2], ids[len(ids) // 2 :]) if len(ids) > 1 else ():
-            yield (*grammar[:at], (state, half, after), *grammar[at + 1 :])
-
-
 def rules(row: Any, by_text: bool = False) -> str:
     """The grammar of a row as rules of texts, where the text of id 17 is ``[17]``, as xgrammar and llama.cpp read them.
 

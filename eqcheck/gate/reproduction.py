@@ -11,6 +11,10 @@ from typing import Any, NamedTuple
 from eqcheck.gate.bets import LENGTHS, ends_so
 from eqcheck.gate.rows import ENDS, Row, Wanted
 from eqcheck.gate.run import Gate
+from eqcheck.shrinking.engine import Budget, Shrinking, first
+from eqcheck.shrinking.items import kept, spans
+from eqcheck.shrinking.numbers import below
+from eqcheck.shrinking.tokens import behind_first
 
 TRIES = 3  # a request has to show the wrong row each time
 MOST = 300  # rows that are asked for in a search
@@ -37,22 +41,33 @@ class SmallestSearch:
     """
 
     def __init__(self, gate: Gate, kind: str, length: str = "") -> None:
-        self.gate, self.kind, self.length, self.asked = gate, kind, length if length in LENGTHS else "", 0
+        self.gate, self.kind, self.length = gate, kind, length if length in LENGTHS else ""
         self.row: Row | None = None
+        self._budget = Budget(MOST)
+
+    @property
+    def asked(self) -> int:
+        """Return how many rows were asked for so far."""
+        return int(MOST - self._budget.tries)
 
     def smallest(self, wrong: Row) -> Requests | None:
         """Return the smallest case; None if the row is right in a try, alone and with the rows that ran with it."""
         number = next(at for at, row in enumerate(self.gate.rows) if row is wrong)
-        first = max(number - wrong.place, number - wrong.concurrency + 1)
-        beside = self.gate.rows[first : first + wrong.concurrency]
-        whole = Requests(tuple(replace(row.asked, prompt=row.answer.prompt) for row in beside), number - first)
-        case = next((one for one in (Requests((whole.requests[whole.shown],), 0), whole) if self._shows(one)), None)
-        for smaller in (_fewer, _plainer, _shorter, _plainer):  # a shorter prompt may be wrong sooner
-            while case is not None and (
-                found := next((each for each in smaller(case, self.at) if self._shows(each)), None)
-            ):
-                case = found
-        return case
+        begin = max(number - wrong.place, number - wrong.concurrency + 1)
+        beside = self.gate.rows[begin : begin + wrong.concurrency]
+        whole = Requests(tuple(replace(row.asked, prompt=row.answer.prompt) for row in beside), number - begin)
+        found = first((Requests((whole.requests[whole.shown],), 0), whole), self._shown)
+        if found is None:
+            return None
+        case, row = found
+        search = Shrinking(case, row, lambda smaller, _: self._shown(smaller))
+        search.run(
+            lambda: search.greedy(_fewer),
+            lambda: search.greedy(self._plainer),
+            lambda: search.greedy(_shorter),
+            lambda: search.greedy(self._plainer),  # a shorter prompt may be wrong sooner
+        )
+        return search.case
 
     @property
     def at(self) -> int:
@@ -61,20 +76,26 @@ class SmallestSearch:
         beyond = None if self.kind in ENDS else self.row.beyond(self.gate.threshold)
         return len(self.row.answer.tokens) - 1 if beyond is None else beyond
 
-    def _shows(self, case: Requests) -> bool:
-        row = self.row
+    def _shown(self, case: Requests) -> Row | None:
+        """Return the wrong row as it was in the last try; None if it was right in one."""
         for _ in range(TRIES):
-            self.asked += len(case.requests)
-            if self.asked > MOST:
-                return False
+            self._budget.spend(len(case.requests))
             server = self.gate.speculative
             answer = server.each(server.complete, case.requests, len(case.requests))[case.shown]
             places = () if self.kind in ENDS else tuple(self.gate.plain.scored(answer.prompt, answer.tokens))
             row = Row(0, case.requests[case.shown], answer, places, len(case.requests), case.shown)
             if not (self._ends_so(row) if self.kind in ENDS else row.beyond(self.gate.threshold) is not None):
-                return False
+                return None
         self.row = row
-        return True
+        return row
+
+    def _plainer(self, case: Requests) -> Iterator[Requests]:
+        """Lower the limit of the row, then leave out an option of a request."""
+        limit = case.requests[case.shown].max_tokens
+        smaller = [case.but(case.shown, max_tokens=each) for each in below(limit, 1, self.at + 1, limit // 2)]
+        for number in range(len(case.requests)):
+            smaller += [case.but(number, stops=()), case.but(number, temperature=0.0, seed=None)]
+        yield from smaller
 
     def _ends_so(self, row: Row) -> bool:
         if not self.length:
@@ -82,34 +103,18 @@ class SmallestSearch:
         return ends_so(self.length, row, replace(row, answer=self.gate.plain.complete(row.asked)))
 
 
-def _fewer(case: Requests, at: int) -> Iterator[Requests]:
+def _fewer(case: Requests) -> Iterator[Requests]:
     """Leave out all other requests, then half of them, at last one."""
-    numbers = range(len(case.requests))
-    size = len(numbers) - 1
-    while size:
-        others = [number for number in numbers if number != case.shown]
-        for start in range(0, len(others), size):
-            kept = [number for number in numbers if number not in others[start : start + size]]
-            yield Requests(tuple(case.requests[number] for number in kept), kept.index(case.shown))
-        size //= 2
+    others = [number for number in range(len(case.requests)) if number != case.shown]
+    for gone in spans(len(others), len(others)):
+        numbers = sorted((case.shown, *kept(tuple(others), gone)))
+        yield Requests(tuple(case.requests[number] for number in numbers), numbers.index(case.shown))
 
 
-def _plainer(case: Requests, at: int) -> Iterator[Requests]:
-    """Lower the limit of the row, then leave out an option of a request."""
-    limit = case.requests[case.shown].max_tokens
-    smaller = [case.but(case.shown, max_tokens=each) for each in (at + 1, limit // 2) if 0 < each < limit]
-    for number in range(len(case.requests)):
-        smaller += [case.but(number, stops=()), case.but(number, temperature=0.0, seed=None)]
-    yield from (each for each in smaller if each != case)
-
-
-def _shorter(case: Requests, at: int) -> Iterator[Requests]:
-    """Shorten a prompt by half, then by a quarter, at last by one token. Its first may be special, and stays."""
+def _shorter(case: Requests) -> Iterator[Requests]:
+    """Shorten a prompt; its first token may be special, and stays."""
     for number, one in enumerate(case.requests):
-        cut = len(one.prompt) // 2
-        while cut:
-            yield case.but(number, prompt=(*one.prompt[:1], *one.prompt[cut + 1 :]))
-            cut //= 2
+        yield from (case.but(number, prompt=prompt) for prompt in behind_first(one.prompt))
 
 
 def curls(gate: Gate, case: Requests) -> dict[str, str]:

@@ -51,7 +51,8 @@ TRANSPARENT = (
     "campaign.loop",
     "campaign.pace",
     "lanes.lane",
-    *(f"lanes.transparent.{name}" for name in ("coverage", "sequences", "reduction")),
+    *(f"lanes.transparent.{name}" for name in ("coverage", "sequences")),
+    "shrinking.engine",
 )
 CHECKPOINT = (
     "campaign.loop",
@@ -59,5 +60,5 @@ CHECKPOINT = (
     "lanes.lane",
     *(f"lanes.checkpoint.{name}" for name in ("investigate",)),
     *(f"lanes.sampling.{name}" for name in ("checkpoint", "judge", "lane")),
-    "case.reduction",
+    "shrinking.engine",
 )

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eqcheck.case.reduction import reduced
 from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.judge import Judge
 from eqcheck.contract.decoders import Decoder, hook
@@ -32,6 +31,7 @@ from eqcheck.lanes.sampling.naming import named_by_tokens
 from eqcheck.result.findings import Finding, Options
 from eqcheck.result.outcome import Outcome
 from eqcheck.sampling.naming import Named
+from eqcheck.shrinking.engine import Budget, Shrinking, first
 from eqcheck.workers.interpreter import environment
 from eqcheck.workers.worker import Workers
 
@@ -125,15 +125,22 @@ class CheckpointTarget(SampledTarget):
             drawn = drawn_again(case, decode, min(MOST, max(LEAST, SLOWER * tokens)), until, rng)
             return drawn if drawn.violated else None
 
+        budget = Budget(until=until)
+
+        def still(case: SampledEngineCase, larger: Gathered) -> Gathered | None:
+            budget.spend()
+            return shows(case, larger.wealth.tokens)
+
         smaller = partial(candidates, capabilities=self.decoder.capabilities)
-        for outcome in telling[:_SHOWN]:
-            if first := shows(outcome.case, wealth.crossed or wealth.tokens):
-                case, last, finished = reduced(
-                    outcome.case, first, smaller, lambda case, larger: shows(case, larger.wealth.tokens), until
-                )
-                plain = self._plain(case, last.wealth.tokens, decode, rng) if self.decoder.checkpoints else ""
-                self.request = Smallest(case, last, finished, plain)
-                return
+        cases = (outcome.case for outcome in telling[:_SHOWN])
+        found = first(cases, lambda case: shows(case, wealth.crossed or wealth.tokens))
+        if found is None:
+            return
+        search = Shrinking(found[0], found[1], still)
+        finished = search.run(lambda: search.greedy(smaller))
+        tokens = search.shown.wealth.tokens
+        plain = self._plain(search.case, tokens, decode, rng) if self.decoder.checkpoints else ""
+        self.request = Smallest(search.case, search.shown, finished, plain)
 
     def _plain(self, case: SampledEngineCase, tokens: int, decode: Callable[[Any], Outcome], rng: Random) -> str:
         """Return how the engine does without speculation, drawn for twice the tokens; empty where that is unclear."""

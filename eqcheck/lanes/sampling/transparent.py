@@ -29,6 +29,7 @@ from eqcheck.sampling.laws import BESIDE, PLACES, UNCUT, Floats, Ints
 from eqcheck.sampling.naming import NAMED, KnownRounds, Named, argmax
 from eqcheck.sampling.rounds import Read
 from eqcheck.sampling.wealth import HIGHEST
+from eqcheck.shrinking.engine import first
 from eqcheck.truth.continuation import digests_of
 from eqcheck.workers.worker import Workers
 
@@ -43,19 +44,26 @@ def smallest(outcome: Outcome, try_case: TryCase) -> Outcome:
     read = outcome.explanation
     if read is None or read.row is None or read.token_index is None:
         return outcome
-    rng = Random(outcome.case.entropy)
-    for rows in _fewer(outcome.case, read.row):
-        fewer = outcome.case.of(rows)
-        limit = min(read.token_index + 1, fewer.max_new_tokens)
-        for options in (_shorter(fewer, limit), fewer):
-            for case in (options, *(options.renewed(rng) for _ in range(_TRIES))):
-                found = try_case(case)
-                if found.symptom == outcome.symptom == try_case(case).symptom:
-                    return replace(found, drawn=outcome.drawn)
-    return outcome
+
+    def shows(case: SampledCase) -> Outcome | None:
+        found = try_case(case)
+        return found if found.symptom == outcome.symptom == try_case(case).symptom else None
+
+    shown = first(_smaller(outcome.case, read.row, read.token_index), shows)
+    return outcome if shown is None else replace(shown[1], drawn=outcome.drawn)
 
 
-def _fewer(case: SampledCase, row: int) -> Iterator[list[int]]:
+def _smaller(case: SampledCase, row: int, token_index: int) -> Iterator[SampledCase]:
+    """Few rows that end with the token, or later, each with the same and with other random numbers."""
+    rng = Random(case.entropy)
+    for rows in _with_few(case, row):
+        fewer = case.of(rows)
+        limit = min(token_index + 1, fewer.max_new_tokens)
+        for options in (_limited(fewer, limit), fewer):
+            yield from (options, *(options.renewed(rng) for _ in range(_TRIES)))
+
+
+def _with_few(case: SampledCase, row: int) -> Iterator[list[int]]:
     """The row alone, and with one other: the first, or a neighbour."""
     yield [row]
     for other in dict.fromkeys((0, row - 1, row + 1)):
@@ -63,7 +71,7 @@ def _fewer(case: SampledCase, row: int) -> Iterator[list[int]]:
             yield sorted((other, row))
 
 
-def _shorter(case: SampledCase, limit: int) -> SampledCase:
+def _limited(case: SampledCase, limit: int) -> SampledCase:
     rows = tuple(replace(row, max_new_tokens=min(limit, row.max_new_tokens)) for row in case.rows)
     return replace(case, rows=rows)
 

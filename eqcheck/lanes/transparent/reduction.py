@@ -1,25 +1,28 @@
-"""The smallest case that fails in the same way: what can be left out is left out, and ids are made distinct.
+"""The smallest case that fails in the same way: the fields of a case, and how each can be made smaller.
 
 Whole rows go before tokens, halves before single ones, so that a case of 12 rows with 150 tokens each gets small within
-the same number of tries as one of two rows. EOS ids and the pad id stay in their places
+the same number of tries as one of two rows. Ids are made distinct. EOS ids and the pad id stay in their places
 (`eqcheck.attribution.witnesses`).
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from typing import Any
 
 from eqcheck.attribution.witnesses import Places, as_table, distinct, renamed, with_ids
 from eqcheck.case.record import Case
-from eqcheck.case.reduction import at, lowered, put
 from eqcheck.contract.requirements import unmet
 from eqcheck.drawing.cases import Claims
+from eqcheck.shrinking.engine import Budget, Shrinking
+from eqcheck.shrinking.items import kept, spared
+from eqcheck.shrinking.numbers import lowered, lowered_part, put
+from eqcheck.shrinking.options import earlier
+from eqcheck.shrinking.tokens import shortened
+
+_OF_ROWS = ("prompts", "accepts", "arrivals", "tree", "paths", "cancel_after")
 
 
 def smallest(
@@ -30,56 +33,43 @@ def smallest(
     Ends after ``tries`` decodes, so that the result does not depend on the machine's speed; ``seconds`` bounds slow
     decoders. The case that was reached by then is returned.
     """
-    shrinking = _Shrinking(case, fails, claims, tries, seconds)
-    with suppress(_Enough):
-        shrinking.run()
-    return shrinking.case
+    budget = Budget.of(seconds, tries)
+
+    def shows(candidate: Case, _: bool) -> bool | None:
+        if unmet(candidate, claims.requires):  # it is no request to this decoder
+            return None
+        budget.spend()
+        return fails(candidate) or None
+
+    search = Shrinking(case, True, shows)
+    of = _Fields(search, claims)
+    search.run(of.ids, of.rows, of.state, of.prompts, of.limits, of.draft, of.ends)
+    return search.case
 
 
-class _Enough(Exception):
-    """The tries or the time are used up."""
+class _Fields:
+    """The fields of the smallest case so far; every method tries to make one smaller."""
 
+    def __init__(self, search: Shrinking[Case, bool], claims: Claims) -> None:
+        self._search, self._claims = search, claims
+        self.places = Places.of(search.case)
 
-class _Shrinking:
-    """``case`` is the smallest so far; every method tries to make it smaller."""
-
-    def __init__(self, case: Case, fails: Callable[[Case], bool], claims: Claims, tries: int, seconds: float) -> None:
-        self.case, self.places = case, Places.of(case)
-        self._fails, self._claims, self._left = fails, claims, tries
-        self._end = time.monotonic() + seconds
-        self._known = {case: True}
-
-    def run(self) -> None:
-        before = None
-        while before != self.case:
-            before = self.case
-            for shrink in (self.ids, self.rows, self.state, self.prompts, self.limits, self.draft, self.ends):
-                shrink()
+    @property
+    def case(self) -> Case:
+        return self._search.case
 
     def attempt(self, case: Case, places: Places | None = None) -> bool:
-        """Return whether a case fails; if so, it is the smallest now."""
-        if case not in self._known:
-            allowed = not unmet(case, self._claims.requires)
-            if allowed and (self._left < 1 or time.monotonic() > self._end):
-                raise _Enough
-            self._left -= allowed
-            self._known[case] = allowed and self._fails(case)
-        if self._known[case]:
-            self.case, self.places = case, places or self.places
-        return self._known[case]
+        """Return whether a case fails; if so, it is the smallest now, and its ids stand at these places."""
+        fails = self._search.attempt(case)
+        if fails:
+            self.places = places or self.places
+        return fails
 
     def change(self, **changes: Any) -> bool:
         return self.attempt(with_ids(self.case, self.places, **changes))
 
     def lower(self, name: str, path: tuple[int, ...] = (), least: int = 0) -> None:
-        """Lower the number at a path in a field, or keep as few of the items there as can be."""
-        value = at(getattr(self.case, name), path)
-
-        def taken(count: int) -> bool:
-            part = count if isinstance(value, int) else value[:count]
-            return self.change(**{name: put(getattr(self.case, name), path, part)})
-
-        lowered(value if isinstance(value, int) else len(value), least, taken)
+        lowered_part(getattr(self.case, name), path, least, lambda field: self.change(**{name: field}))
 
     def ids(self) -> None:
         """Distinct ids in all rows; or, where some must be equal, in as many rows as can be."""
@@ -90,22 +80,17 @@ class _Shrinking:
             self.attempt(distinct(self.case, self.places, [row]))
 
     def rows(self) -> None:
-        size = len(self.case.prompts) // 2
-        while size:
-            start = 0
-            while start < len(self.case.prompts):
-                start += 0 if self.without_rows(start, size) else size
-            size //= 2
+        count = len(self.case.prompts)
+        spared(count, count // 2, self.without_rows)
 
-    def without_rows(self, start: int, count: int) -> bool:
+    def without_rows(self, gone: range) -> bool:
         case, places = self.case, self.places
-        if len(case.prompts[start : start + count]) == len(case.prompts):
+        if len(gone) == len(case.prompts):
             return False
-        for row in reversed(range(start, min(start + count, len(case.prompts)))):
+        for row in reversed(gone):
             places = places.without_row(row)
-        fields = ("prompts", "accepts", "arrivals", "tree", "paths", "cancel_after")
-        kept = {name: getattr(case, name)[:start] + getattr(case, name)[start + count :] for name in fields}
-        return self.attempt(with_ids(case, places, **kept), places)
+        fields = {name: kept(getattr(case, name), gone) for name in _OF_ROWS}
+        return self.attempt(with_ids(case, places, **fields), places)
 
     def state(self) -> None:
         """The first cache state, family and padding side that the source has, and the simplest parameters."""
@@ -117,17 +102,13 @@ class _Shrinking:
         self.change(cancel_after=())
         for row in range(len(self.case.arrivals)):
             self.lower("arrivals", (row,))
-        for name, options in (("family", self._claims.families), ("padding_side", self._claims.padding_sides)):
-            simpler = takewhile(lambda option: option not in (case.family, case.padding_side), options)
-            any(self.change(**{name: option}) for option in simpler)
+        for name, choices in (("family", self._claims.families), ("padding_side", self._claims.padding_sides)):
+            earlier(choices, getattr(case, name), lambda choice, name=name: self.change(**{name: choice}))  # type: ignore[misc]
 
     def prompts(self) -> None:
         """Shorter, all at once and then one by one; then a shorter common prefix."""
         least = self.case.prefix_length + 1
-        longest = max(map(len, self.case.prompts))
-        lowered(longest, least, lambda most: self.change(prompts=tuple(prompt[:most] for prompt in self.case.prompts)))
-        for row in range(len(self.case.prompts)):
-            self.lower("prompts", (row,), least)
+        shortened(lambda: self.case.prompts, least, lambda prompts: self.change(prompts=prompts))
         while self.case.prefix_length > 1:
             shorter = tuple(prompt[1:] for prompt in self.case.prompts)
             if not self.change(prompts=shorter, prefix_length=self.case.prefix_length - 1):

@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 from eqcheck.attribution.leak import leaked
 from eqcheck.attribution.witnesses import mechanism, redrawn, variants
@@ -27,10 +26,10 @@ from eqcheck.lanes.transparent.coverage import try_case
 from eqcheck.lanes.transparent.reduction import smallest
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.result.outcome import HANG, Outcome
+from eqcheck.shrinking.items import fewest
 from eqcheck.workers.fork import ForkWorker
 from eqcheck.workers.worker import Limits, Workers
 
-T = TypeVar("T")
 RERUNS = 9  # as many fresh processes have to agree; a decoder that is wrong half the time agrees once in 2**9 = 512
 SEARCH_S = 60.0  # for one failing case
 _QUICKLY = 3  # processes that have to agree before more is tried
@@ -165,7 +164,7 @@ class SequenceSearch:
         # A case that fails under one set of weights as well is no fault of new ones, and it is easier to read.
         if case.unchanging != case and all(self._fails(case.unchanging) for _ in range(_QUICKLY)):
             case = case.unchanging
-        short = replace(case, before=shrunk(case.before, fails))
+        short = replace(case, before=fewest(case.before, fails))
         together = self._together(short)
         for candidate in dict.fromkeys((together or self._simplest(short), short, case)):
             if proof := self.proof(candidate):
@@ -236,28 +235,6 @@ def suspects(history: tuple[Case, ...]) -> Iterator[tuple[Case, ...]]:
     whole = history if len(history) <= MOST_BEFORE else history[:first] + history[-last:]
     parts = (history[-1:], history[:1], history[-4:], history[-16:], history[-64:], whole)
     yield from (part for part in dict.fromkeys(parts) if part)
-
-
-def shrunk(items: tuple[T, ...], fails: Callable[[tuple[T, ...]], bool]) -> tuple[T, ...]:
-    """A part of ``items``, in order, that still ``fails``, and no longer without any single item of it.
-
-    Delta debugging (Zeller, Hildebrandt 2002, https://doi.org/10.1109/32.988498).
-
-    >>> shrunk((1, 2, 3, 4, 5), lambda part: {2, 5} <= set(part))
-    (2, 5)
-    """
-    size = len(items)
-    while items and size:
-        at = 0
-        size = min(size, len(items))
-        while at < len(items):
-            without = items[:at] + items[at + size :]
-            if fails(without):
-                items = without
-            else:
-                at += size
-        size //= 2
-    return items
 
 
 # Turn a failing case into a finding: does the answer repeat, what is the smallest case, and does its cause hold?
