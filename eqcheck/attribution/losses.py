@@ -716,7 +716,10 @@ def _proposals(chain: list[Node]) -> tuple[int, ...]:
     return tuple(node.prediction for node in chain)
 
 
-_COINCIDENCES = 100  # a filler is the row's next token about once in a vocabulary of 128
+# Losses below 1 % may be accidents: a filler is the row's next token about once in a vocabulary of 128, and then looks
+# like an answer thrown away. Real models have greater vocabularies, so there the bound is only too careful: it hides
+# losses below 1 %, and never tells one that is none.
+_COINCIDENCES = 100
 # One row seen ahead refutes so many that are level: rows that wait are ahead only where a token is right by chance, and
 # that happens far less often than once in so many rounds.
 _ENOUGH_AHEAD = 10
