@@ -11,8 +11,8 @@ from eqcheck.attribution.record import Write
 from eqcheck.contract.completion import Completion
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.decoding.run import Run
-from eqcheck.explanation.records import Explanation, Given, many
-from eqcheck.explanation.statements import Statement, state, together
+from eqcheck.explanation.records import Explanation, Given
+from eqcheck.explanation.statements import Statement, WholeRow, state, together, whole_row
 from eqcheck.result.outcome import RowVerdict, common_start
 from eqcheck.truth.logprobs import Logprobs, logprobs
 
@@ -270,8 +270,10 @@ def prompt_returned(
         if all(found.values()):
             for row, whole in wholes.items():
                 if _proves(prompts[row.row], row, whole):
-                    start = _advice({len(prompts[r.row]) + w.before + w.between for r, w in wholes.items()}, wholes)
-                    return row, _words(len(prompts[row.row]), whole, start)
+                    starts = {len(prompts[r.row]) + w.before + w.between for r, w in wholes.items()}
+                    padded = any(one.before or one.between for one in wholes.values())
+                    behind = any(one.behind for one in wholes.values())
+                    return row, whole_row(WholeRow(len(prompts[row.row]), *whole), starts, padded, behind)
     return _short_start(prompts, rows, limits, pad, eos)
 
 
@@ -341,21 +343,6 @@ def _proves(prompt: Ids, row: RowVerdict, whole: _Whole) -> bool:
     assert row.first is not None
     shown = whole.tokens and row.first < whole.before + len(prompt)
     return bool(shown) and (len(set(prompt)) > 1 or whole.tokens == len(row.expected))
-
-
-def _words(length: int, whole: _Whole, advice: str) -> Statement:
-    ahead = f"{many(whole.before, 'pad')}, " if whole.before else ""
-    after = f", {many(whole.between, 'pad')}" if whole.between else ""
-    words = f"the row is {ahead}its prompt of {many(length, 'token')}{after}, then what the target returns; {advice}"
-    return Statement(words, {"statement": "whole-row", "prompt": length, **whole._asdict()})
-
-
-def _advice(starts: set[int], wholes: Mapping[RowVerdict, _Whole]) -> str:
-    """The advice on the value to return; ``starts`` is where the new tokens of the rows begin."""
-    what = "return row[len(prompt):]"
-    if any(whole.before or whole.between for whole in wholes.values()):
-        what = f"return row[{min(starts)}:]" if len(starts) == 1 else "return what follows the pads and the prompt"
-    return f"{what} without the pads at its end" if any(whole.behind for whole in wholes.values()) else what
 
 
 # The ends and counts that are told beside a row, held against the row; and rows that go on behind a stop sequence.

@@ -15,14 +15,12 @@ from eqcheck.attribution.record import Label, Record, Write, writes
 from eqcheck.contract.family import Family
 from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.records import Deviation, Slot
-from eqcheck.explanation.statements import DRAFT_OF_THIS_CALL, NOTHING, Statement, state
+from eqcheck.explanation.statements import DRAFT_OF_THIS_CALL, NOTHING, ORIGINS, Statement, origin, state
 from eqcheck.hashlm.hashing import CALL, Bools, Ints
 from eqcheck.hashlm.trace import Call
 
 FED_WITH = "fed"
 COUNTED = "counted"
-_CARRIED = {FED_WITH: "fed with this position id", "changed": "changed in the cache"}
-_COUNTED = {"ranks": "counted in the attention mask", "slots": "counted by slot"}
 MASKED_PAD = "masked-pad"
 
 
@@ -99,7 +97,9 @@ def _read_layers(
     request, at = label.request, label.position
     if call.kv[0].shape != call.kv[-1].shape:
         sizes = " and ".join(str(kv.shape[3]) for kv in call.kv)
-        torn = Deviation("cache", "torn-entry", call.number, column, request, origin=f"the layers have {sizes} slots")
+        torn = Deviation(
+            "cache", "torn-entry", call.number, column, request, origin=origin("layers-differ", slots=sizes)
+        )
         return Context((torn,), (), (), sees_from=family.first_seen(at))
     found = entries(call, row, labels.of, labels.calls, family) if held is None else held
     view = QueryView.of(call, row, column, label, labels, family, found)
@@ -132,8 +132,8 @@ def _seen(view: QueryView) -> tuple[list[Deviation], dict[int, Entry]]:
         elif own and label.position not in right:
             right[label.position] = entry
         else:
-            origin = label.words(view.request) + (f" of call {entry.write[0]}" if label.what == "filler" else "")
-            about = {"origin": origin, "source": label.kind(view.request)}
+            holds = label.words(view.request) + (f" of call {entry.write[0]}" if label.what == "filler" else "")
+            about = {"origin": holds, "source": label.kind(view.request)}
             deviations.append(view.deviation(*_surplus(view, entry), entry, **about, **label.place))
     return deviations, right
 
@@ -182,8 +182,8 @@ def _unseen(view: QueryView, right: dict[int, Entry]) -> list[Deviation]:
         other = _elsewhere(view, position)
         fed = view.labels.was_fed(view.request, position, view.call.number)
         source = "" if other is None else "held-by-another" if fed else "never-fed"
-        origin = "found in no batch row" if other is None else f"found in batch row {other}"
-        about = {"origin": origin if fed else view.labels.never_fed, "held_by": other, "source": source}
+        where = origin("nowhere") if other is None else origin("in-row", batch_row=other)
+        about = {"origin": where if fed else view.labels.never_fed, "held_by": other, "source": source}
         deviations.append(view.deviation("cache", "missing-entry", token_position=position, **about))
     return deviations
 
@@ -220,8 +220,8 @@ def _misplaced(
     """The entries seen at a wrong position or written under an earlier fault, and the writes that explain them."""
     follow: list[Write] = []
     carried, due = int(view.call.places[view.row, view.column]), view.at + offset
-    fed, stateful = view.family.fed, view.family.stateful
-    counted = {} if fed else {"origin": _COUNTED.get(view.family.places, ""), "source": COUNTED}
+    fed, stateful, places = view.family.fed, view.family.stateful, view.family.places
+    counted = {} if fed else {"origin": origin(places) if places in ORIGINS else "", "source": COUNTED}
     deviations = _steps_of_pads(view, right) if stateful else []
     if carried != due and not stateful:  # the steps of a state follow from what it took in
         about = {"token_position": view.at, "expected": due, "observed": carried}
@@ -236,8 +236,8 @@ def _misplaced(
             if source == FED_WITH and entry.write[0] <= view.call.number:
                 follow.append(entry.write)
             about = {"token_position": position, "expected": position + offset, "observed": entry.position}
-            origin = counted or {"origin": _CARRIED[source], "source": source}
-            deviations.append(view.deviation("position", "key-position", entry, **about, **origin))
+            came = counted or {"origin": origin(source), "source": source}
+            deviations.append(view.deviation("position", "key-position", entry, **about, **came))
         # Asked after the position: a query that was fed with a wrong one has a wrong digest as a consequence.
         elif entry.digest != stored[position]:
             follow.append(entry.write)
@@ -427,8 +427,8 @@ class Walk:
             # guess.
             if not any(self.labels.of[writer].exact for writer in self._writers(root)):
                 return state("slot-unexplained", slot=root.deviation.slot or 0)
-            origin = "layer 1 does not contain what was written to it"
-            root = root._replace(deviation=replace(root.deviation, kind="torn-entry", source="layer-1", origin=origin))
+            torn = replace(root.deviation, kind="torn-entry", source="layer-1", origin=origin("layer-1"))
+            root = root._replace(deviation=torn)
         # One slot shown too many and the own one hidden: the entry or the mask is one place off, and the trace does not
         # say which: each looks the same when the other is at fault, so neither is accused.
         slots = self.context(root.write).displaced

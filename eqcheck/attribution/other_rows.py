@@ -18,7 +18,7 @@ from eqcheck.attribution.branches import said_of
 from eqcheck.attribution.entries import LET_GO, Entry, QueryView, last_read, left_out, let_go, overwritten
 from eqcheck.attribution.record import Label, Record, Write, writes
 from eqcheck.explanation.records import Deviation
-from eqcheck.explanation.statements import NOTHING, Statement, state
+from eqcheck.explanation.statements import NOTHING, Statement, origin, state
 from eqcheck.hashlm.hashing import Bools
 from eqcheck.hashlm.trace import Call
 from eqcheck.result.outcome import common_start
@@ -94,9 +94,8 @@ def _read_elsewhere(view: QueryView, deviations: list[Deviation], due: set[int])
         return deviations
     if _gone(view, [at for at in absent if at is not None]) or 2 * _misplaced(view) < whole:
         return deviations
-    origin = "not in the order, or not in the slots, from which the call reads them"
     numbers = {"expected": whole, "observed": len(shown & due)}
-    return [view.deviation("cache", "misaligned", origin=origin, **numbers)]
+    return [view.deviation("cache", "misaligned", origin=origin("unordered"), **numbers)]
 
 
 def _misplaced(view: QueryView) -> int:
@@ -201,9 +200,9 @@ def _shifted(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
     edge = min(view.own_block, default=len(view.entries)) - 1 if view.labels.left else 0
     if {slot + shift for slot in shown} != own or edge not in shown or edge in own or view.labels.packed:
         return deviations
-    origin = f"in {_slots(own)}, and the call attends to {_slots(shown)}"
+    where = origin("shifted", slots=_slots(own), attended=_slots(shown))
     source = "shifted-up" if shift > 0 else "shifted-down"
-    moved = view.deviation("cache", "misaligned", slot=min(own), origin=origin, shift=shift, source=source)
+    moved = view.deviation("cache", "misaligned", slot=min(own), origin=where, shift=shift, source=source)
     return [moved, *(deviation for deviation in deviations if deviation.slot not in own | shown)]
 
 
@@ -286,8 +285,9 @@ def _mask_of_another(view: QueryView, deviations: list[Deviation]) -> list[Devia
     both = kinds & _HIDDEN and kinds - _HIDDEN
     if not both and not _right_elsewhere(view, deviations):
         return deviations
-    origin = f"row {before.request}, which was batch row {view.row} up to call {before.call.number}"
-    return [view.deviation("mask", "of-another-row", slot=min(slots), origin=origin, of_row=before.request)]
+    facts = {"other_row": before.request, "batch_row": view.row, "call": before.call.number}
+    where = origin("batch-row-before", **facts)
+    return [view.deviation("mask", "of-another-row", slot=min(slots), origin=where, of_row=before.request)]
 
 
 def _shown_as(record: Record, write: Write) -> Holder | None:

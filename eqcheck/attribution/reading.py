@@ -46,7 +46,7 @@ from eqcheck.contract.family import FAMILY, Family
 from eqcheck.contract.kinds import KINDS
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Deviation, Explanation, Query
-from eqcheck.explanation.statements import NOTHING, Statement, state, together
+from eqcheck.explanation.statements import NOTHING, Statement, basis, origin, state, together
 from eqcheck.hashlm.hashing import truncated
 from eqcheck.hashlm.trace import TARGET
 from eqcheck.result.outcome import RowVerdict
@@ -192,8 +192,8 @@ class Reader:
         if not self.run.trace.rounded or not answered:
             return None
         write = answered[-1]
-        origin = f"entries differ from what was written by up to {self.run.trace.rounded:.2g} of their norm"
-        torn = Deviation("cache", "torn-entry", write[0], write[2], asked.row, origin=origin, source="rounded")
+        off = origin("rounded", norm=self.run.trace.rounded)
+        torn = Deviation("cache", "torn-entry", write[0], write[2], asked.row, origin=off, source="rounded")
         slots = self.walk.context(write).slots
         about: dict[str, Any] = {"query": self._query(write), "deviations": (torn,), "slots": slots, "tied": True}
         return order_of(torn, write), self._explanation("cache", "torn-entry", asked, call=write[0], **about)
@@ -202,8 +202,7 @@ class Reader:
         if not asked.right:
             return None
         row, position, observed, call = asked.row, asked.position, asked.observed, asked.right[-1][0]
-        basis = f"target call {call} attended to exactly the right tokens, so its prediction here is correct"
-        order, finding = self._bookkeeping(asked, call, basis, queried=True)
+        order, finding = self._bookkeeping(asked, call, basis("right-context", call=call), queried=True)
         # An answer may be left unread for that of a later query, and the row of that query may be unknown.
         other = self._unread(asked)
         if other is None and finding.facts["statement"] == "neither":
@@ -219,10 +218,8 @@ class Reader:
         write = next((write for write in misled if sources.predicted(write) == asked.observed), None)
         if write is None:
             return None
-        where = "in a filler column" if sources.fills(write) else "after a rejected draft token"
-        return self._bookkeeping(
-            asked, write[0], f"no target query was made for this token; call {write[0]} predicted it {where}"
-        )
+        name = "query-of-filler" if sources.fills(write) else "query-behind"
+        return self._bookkeeping(asked, write[0], basis(name, call=write[0]))
 
     def _fed_instead(self, asked: WrongToken) -> Finding | None:
         return self._told(asked, fed_instead(self.labels, self.sources, self.family, asked))
@@ -233,7 +230,7 @@ class Reader:
         if not (asked.repeated or proposed or sources.nothing_else_asked(row)):
             return None
         last = max(self.labels.rounds[row], default=0)
-        order, finding = self._bookkeeping(asked, last, "no target query was made for this token")
+        order, finding = self._bookkeeping(asked, last, basis("no-query"))
         # Else it is known neither who asked nor who answered.
         return (order, finding) if finding.tied or finding.kind != "wrong-correction" else None
 
@@ -317,7 +314,7 @@ class Reader:
         known = [statement for statement in said if statement != NOTHING]
         return together(*known) if known else NOTHING
 
-    def _bookkeeping(self, asked: WrongToken, number: int, basis: str, queried: bool = False) -> Finding:
+    def _bookkeeping(self, asked: WrongToken, number: int, based_on: str, queried: bool = False) -> Finding:
         known = self.sources.known(asked.row, asked.position, number, queried)
         kind, statement, certain = diagnose(asked.verdict, asked.index, self.run, known)
         finding = self._explanation(
@@ -327,7 +324,7 @@ class Reader:
             statement,
             call=number,
             tied=certain and not (queried and self.sources.sharing(asked.row, asked.position)),
-            basis=basis if number else "the target was never called for this row",
+            basis=based_on if number else basis("no-call"),
         )
         return (number, KINDS[kind].rank, 0), finding
 

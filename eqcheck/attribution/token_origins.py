@@ -15,7 +15,7 @@ from eqcheck.attribution.labels import Labels, sees_twins
 from eqcheck.attribution.record import Label, Write, self_hidden, writes
 from eqcheck.contract.family import Family
 from eqcheck.decoding.run import Run
-from eqcheck.explanation.statements import Statement, state, together
+from eqcheck.explanation.statements import Statement, basis, state, together
 from eqcheck.hashlm.trace import DRAFT, Call
 from eqcheck.truth.continuation import digests_of
 
@@ -159,7 +159,7 @@ class Sources:
                 position = answer.label.position
                 if position >= last - (self.run.case.num_draft_tokens or 0) and answer.token == observed:
                     said = state("unfinished", call=number, last=last, end=end, position=position)
-                    return Told("unfinished-prompt", said, number, f"call {number} was fed a piece of the prompt")
+                    return Told("unfinished-prompt", said, number, basis("piece-fed", call=number))
         return None
 
     def _fed_whole(self, row: int, number: int) -> bool:
@@ -315,8 +315,7 @@ class Sources:
                 return None
             call, batch_row, at = asked.right[-1]
             said = state("other-node", call=call, batch_row=batch_row, right_column=at, column=other)
-            basis = f"target call {call} attended to exactly the right tokens, so its prediction here is correct"
-            return Told("wrong-correction", said, call, basis)
+            return Told("wrong-correction", said, call, basis("right-context", call=call))
         before = [write for write, label in self.labels.queries(row, position - 1) if label.exact]
         if index == 0 or self.labels.queries(row, position) or not before:
             return None
@@ -324,7 +323,7 @@ class Sources:
         if other is None:
             return None
         said = state("missing-node", call=call, batch_row=batch_row, column=other, position=position)
-        return Told("over-accept", said, call, "no query stands for the token before it")
+        return Told("over-accept", said, call, basis("no-query-before"))
 
     def _other_column(self, write: Write, answer: int) -> int | None:
         """Another column of a query's batch row that gave this answer."""

@@ -45,7 +45,7 @@ from eqcheck.decoding.harness import truth_of
 from eqcheck.decoding.run import Run, Schedule, Truth
 from eqcheck.drawing.cases import apart, unused_id
 from eqcheck.explanation.records import Explanation, Opinion
-from eqcheck.explanation.statements import Statement, state
+from eqcheck.explanation.statements import Statement, not_asserted, state
 from eqcheck.hashlm.hashing import UNEVEN, logits_table, score_table, table_row
 from eqcheck.hashlm.trace import Call
 from eqcheck.truth.logprobs import EXACT
@@ -564,13 +564,8 @@ def second_opinion(
         return replace(said, repair_confirms=bearing(explanation, opinion) == "confirms")
     if explanation.component == "unattributed":
         detail = "; ".join(filter(None, (explanation.detail, str(opinion))))
-    elif shown == "changes":
-        detail = (
-            f"the trace shows {explanation.fingerprint}, but copies of the case with other tokens show something else; "
-            f"{opinion}"
-        )
     else:
-        detail = f"the trace shows {explanation.fingerprint}, but {opinion}"
+        detail = not_asserted(explanation, opinion, changes=shown == "changes")
     return replace(said, component="unattributed", kind="unattributed", detail=detail)
 
 
