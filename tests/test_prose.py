@@ -174,7 +174,7 @@ WORDS_OF_A_SENTENCE = 5
 
 
 def sentences(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield the line and the text of each string that reads as a sentence; docstrings, errors, warnings and regexes not.
+    """Yield line and text of each string that reads as a sentence, but for docstrings, errors, warnings and regexes.
 
     >>> list(sentences(ast.parse('why = f"call {n} feeds the token at the wrong place"')))
     [(1, 'call {} feeds the token at the wrong place')]

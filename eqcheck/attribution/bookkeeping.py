@@ -147,6 +147,8 @@ def _draft_token(token: int, index: int, observed: tuple[int, ...], known: Commi
 
 def _other_token(verdict: RowVerdict, index: int, rest: tuple[int, ...], pad: int, known: CommitKnowledge) -> Diagnosis:
     """The diagnosis of a token that the draft did not propose there; the target emits ``rest`` from there on."""
+    # What was seen to be predicted behind a rejected draft or in filler comes first, since the trace names its place. A
+    # repeated, an exchanged or a lost token is read from the row alone; only then follow pads, and what is left.
     observed = verdict.observed
     token, again = observed[index], index > 0 and observed[index] == observed[index - 1]
     if token in known.after_rejected | known.filled:
@@ -285,6 +287,9 @@ def _short_start(
     A new token behind it proves that; or, where the limit leaves none, that as many ids of every prompt are special: a
     single id of a prompt may come from elsewhere.
     """
+    # One wrong row that does not begin so speaks against it for all: a decoder that cuts at a wrong place does it to
+    # every row. Where the limit leaves no new token, special ids have to say by how much each prompt is shorter than
+    # the decoder took it to be, for right rows as well (short by none).
     short = {row: _missing(prompts[row.row], row, limits[row.row]) for row in rows if row.first is not None}
     if not all(short.values()):
         return None
@@ -315,6 +320,7 @@ def _missing(prompt: Ids, row: RowVerdict, limit: int) -> int:
 
 def _whole(prompt: Ids, row: RowVerdict, limit: int, pad: int) -> _Whole | bool:
     """The make-up of the row; True where the limit cut it off within its prompt, False for any other row."""
+    # Pads are taken off one at a time, because the prompt, or the row, may itself begin with the pad id.
     observed, right = row.observed, row.expected
     cut = len(observed) == limit
     for before in _pads(observed, pad):
@@ -380,6 +386,8 @@ def told_wrongly(
 
 def otherwise(case: Any, completions: Sequence[Completion | None], rows: Sequence[Ids]) -> Explanation | None:
     """The first row that the engine answers otherwise than without drafts, in its tokens or in what is beside them."""
+    # Tokens before what is told beside them: other tokens have other log-probabilities. A near-tie passes, since blocks
+    # of another shape round otherwise and the engine is its own measure here.
     for number, (told, row) in enumerate(zip(completions, rows, strict=True)):
         alone = dict(told.alone or {}) if told else {}
         tokens, margins = tuple(alone.pop("tokens", row)), alone.pop("margins", ())

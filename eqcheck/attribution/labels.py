@@ -524,7 +524,6 @@ class Labels(Record):
         #
         # A column that sees another row's entry in place of its own (`overwritten`), or that nobody sees later
         # (`unused_beginnings`), has the digest of a right context by chance alone, so its digest tells nothing.
-        columns = range(call.tokens.shape[1])
         lost = [gone or (call.number, row, at) in self._unused for at, gone in enumerate(overwritten(call, row))]
         places = [[] if gone else self.places.get(int(d), []) for d, gone in zip(call.digests[row], lost, strict=True)]
         begun = beginnings(self, call, row)
@@ -536,28 +535,40 @@ class Labels(Record):
             return held
         # Leading pads do not count as right: one that is seen by mistake has the context of a prompt that begins with
         # the pad id.
-        if not any(place for column, place in enumerate(places) if column >= self._pads(call, row)):
-            aligned = align(self, call, row, taken)
-            fills = self._fills_batch(call, row, aligned)
-            if aligned is None or fills or self._past_end(call, row, aligned[0]):
-                # No request is better than a wrong one: a row that only fills up the batch, or that has ended, would
-                # be taken for the request with an equal id, and its slots for faults of that request's cache. An id
-                # that a draft proposed since is no pad, though it may be the pad id.
-                last = max((calls[-1] for calls in self.rounds.values() if calls), default=0)
-                proposed = {token for number, tokens in self._proposed if number > last for token in tokens}
-                for column in columns:
-                    pad = self.is_pad(call, row, column, proposed)
-                    filler = fills and int(call.tokens[row, column]) not in proposed
-                    what = "pad" if pad else "filler" if filler else "unknown"
-                    self.of[call.number, row, column] = Label(-1, -1, what)
-                return set()
-            request, first, start = aligned
-            exact = {c: p for c in columns for r, p in places[c] if r == request and p == start + c}
-            self._label_columns(call, row, columns, request, first, start, exact)
-            return {request}
+        if any(place for column, place in enumerate(places) if column >= self._pads(call, row)):
+            return self._label_by_right_queries(call, row, places, taken)
+        return self._label_aligned(call, row, places, taken)
+
+    def _label_aligned(self, call: Call, row: int, places: list[list[tuple[int, int]]], taken: set[int]) -> set[int]:
+        """Label a row without a right query by its best start; none of its columns is a request's where none fits."""
+        columns = range(call.tokens.shape[1])
+        aligned = align(self, call, row, taken)
+        fills = self._fills_batch(call, row, aligned)
+        if aligned is None or fills or self._past_end(call, row, aligned[0]):
+            # No request is better than a wrong one: a row that only fills up the batch, or that has ended, would be
+            # taken for the request with an equal id, and its slots for faults of that request's cache. An id that a
+            # draft proposed since is no pad, though it may be the pad id.
+            last = max((calls[-1] for calls in self.rounds.values() if calls), default=0)
+            proposed = {token for number, tokens in self._proposed if number > last for token in tokens}
+            for column in columns:
+                pad = self.is_pad(call, row, column, proposed)
+                filler = fills and int(call.tokens[row, column]) not in proposed
+                what = "pad" if pad else "filler" if filler else "unknown"
+                self.of[call.number, row, column] = Label(-1, -1, what)
+            return set()
+        request, first, start = aligned
+        exact = {c: p for c in columns for r, p in places[c] if r == request and p == start + c}
+        self._label_columns(call, row, columns, request, first, start, exact)
+        return {request}
+
+    def _label_by_right_queries(
+        self, call: Call, row: int, places: list[list[tuple[int, int]]], taken: set[int]
+    ) -> set[int]:
+        """Label a row by its right queries, which name the request of all columns around them."""
         # A row that nobody saw hold several requests may hold them all the same, told by digests alone: it is cut where
         # a column is right for another request beyond doubt. If such a column stands before the first one of the
         # request that has most, it goes first, or its columns would be labelled as that request's.
+        columns = range(call.tokens.shape[1])
         requests: set[int] = set()
         begin = 0
         while begin < len(columns):

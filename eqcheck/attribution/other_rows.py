@@ -79,6 +79,8 @@ def _read_elsewhere(view: QueryView, deviations: list[Deviation], due: set[int])
     Nor does one over whose entry something else was written. Where most entries are in their places, single ones are
     told one by one.
     """
+    # Each return below leaves a fault that has a better name: too few or too many slots are a mask's fault, a token
+    # that was never fed is in no slot to be read, and one whose entry was overwritten is lost.
     shown = {entry.slot for entry in view.entries if entry.visible}
     absent = [deviation.token_position for deviation in deviations if deviation.kind == "missing-entry"]
     whole = view.at + 1 - view.low
@@ -153,6 +155,8 @@ def _not_kept_apart(view: QueryView, deviations: list[Deviation]) -> list[Deviat
     kinds = {deviation.kind for deviation in deviations}
     if not labels.packed or kinds & {"missing-entry", "torn-entry"}:
         return deviations
+    # A hidden token speaks for a broken cache, unless the mask explains that as well: it may be another request's as a
+    # whole, or be laid over a cache that lies just as it was written.
     shown = [entry for entry in cached if entry.visible and entry.known]
     whole = any(
         shown == [entry for entry in cached if entry.known and entry.label.request == request]
@@ -222,6 +226,8 @@ def wrong_path(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
     """One deviation for each pair of a token of the path and the entry of a refused node that stands in its place."""
     if not view.labels.branches:
         return deviations
+    # The refused node and the path's token were written by one call, which is what makes them one fault. Each lost
+    # token is paired once, or a single wrong node would explain them all.
     lost = [d for d in deviations if d.kind in ("missing-entry", "token-hidden") and d.token_position is not None]
     kept: list[Deviation] = []
     for deviation in deviations:
@@ -314,6 +320,8 @@ def _right_elsewhere(view: QueryView, deviations: list[Deviation]) -> bool:
 
     For a hidden token that is an accepted draft token, or a token of a prompt, as it is.
     """
+    # A mask of too many or too few slots looks like another row's by chance now and then. Queries that had such slots
+    # and were right about them show that the decoder knows how to mask them.
     record, sorts = view.labels, {"stale-entry": "draft", "pad-visible": "pad"}
     prompt = len(record.requests[view.request].prompt)
     needed = {sorts.get(d.kind, "accepted" if (d.token_position or 0) >= prompt else "token") for d in deviations}

@@ -87,6 +87,8 @@ class Sources:
         eos, tokens, missing = set(case.eos_token_ids), outputs[row], expected[row][len(outputs[row])]
         in_round = self._round(number)
         here = [own for own in self.run.rounds.every if own.call.number in in_round]
+        # All that may have ended the row in this round is said, because one case cannot tell which of it did; over many
+        # cases the statements that always hold remain.
         ended = {
             r
             for r, right in enumerate(expected)
@@ -151,6 +153,8 @@ class Sources:
                     fed.pop(answer.write[0], None)  # here it was whole
                     break
                 fed.setdefault(answer.write[0], []).append(answer)
+        # From the last column back: an engine that answers after a piece reads its newest columns, and an id that is
+        # repeated in the prompt gives the same answer further ahead by chance.
         for number, of_call in fed.items():
             last = max(answer.label.position for answer in of_call)
             if self._fed_whole(row, number):
@@ -394,6 +398,8 @@ def changed(run: Run, labels: Labels, row: int) -> Changed | None:
     outputs, prompt = run.outputs or (), run.case.prompts[row]
     text, start = (*prompt, *outputs[row]), len(prompt)
     for call in labels.calls.values():
+        # Each condition excludes another way to come to a cache that differs from the output: a row one place on (equal
+        # neighbours), a prompt fed anew, a cache that kept the wrong token, and too many differences for one change.
         for seen in _whole_rows(call):
             last = len(seen) - 1
             if not start < last < len(text) or text[last] == text[last - 1]:
@@ -483,6 +489,8 @@ def _in_place_of(labels: Labels, family: Family, call: Call, asked: WrongToken) 
         slots = writes(call, row)
         seen = [slot for slot in np.flatnonzero(call.visible[row, column]).tolist() if slots[slot] != write]
         held = [labels.of.get(slots[slot]) for slot in seen]
+        # Exactly the row's entries and nothing else: with one more or one less, what the query fed is not what made the
+        # prediction wrong.
         own = [label.position for label in held if label and label.exact and labels.same(label, asked.row)]
         if labels.of[write].exact or sorted(own) != before or len(held) != len(before):
             continue

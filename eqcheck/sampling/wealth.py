@@ -563,6 +563,8 @@ class Wealth:
                 raise UsageError(f"twin of row {number}: expected an earlier row, got {row.twin}")
             if row.p.shape[1] != rows[0].p.shape[1]:
                 raise UsageError(f"row {number}: expected laws over {rows[0].p.shape[1]} tokens, got {row.p.shape[1]}")
+        # All is checked before anything is counted: a case that is refused must leave no part of itself in the
+        # evidence.
         seeds = set(self._seeds)
         new = fresh(rows, seeds)
         if whole:

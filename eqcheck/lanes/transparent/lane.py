@@ -117,6 +117,8 @@ class TransparentLane(Lane):
         again = confirms(outcome, self.running, self.sequences, slowest, left())
         if again is None:
             return None
+        # A group may hold two faults of one symptom: a decoder that leaks state may fail alone, too. The rest of the
+        # group is asked for sequences, so that the simpler fault does not hide the leak.
         leaks: list[Finding] = []
         if self.sequences and outcome.symptom != HANG and not again.case.before:
             others = [other for other in group if other is not outcome and other.drawn]
