@@ -143,3 +143,98 @@ def test_a_fragment_is_seen() -> None:
 def test_docstrings_and_comments_begin_with_a_whole_thought() -> None:
     found = {(str(path.relative_to(ROOT)), *one) for path in CODE for one in fragments(path.read_text())}
     assert not found
+
+
+# Sentences of causes are made in eqcheck/explanation/: producers hand over facts.
+#
+# A folder may have so many strings of five words or more, and a module that is named so many of its own. The numbers
+# may only fall. Those of attribution/ are clues of labels and warnings of draft losses, those of sampling/ the words of
+# errors and bets in the tables of samplers; gate/ has a report of its own, whose words need all of the gate.
+
+MOST_SENTENCES = {
+    "eqcheck/abduction/": 183,
+    "eqcheck/attribution/": 25,
+    "eqcheck/decoding/": 0,
+    "eqcheck/drafting/": 0,
+    "eqcheck/drawing/": 0,
+    "eqcheck/gate/": 83,
+    "eqcheck/hashlm/": 2,
+    "eqcheck/lanes/": 5,
+    "eqcheck/lanes/about.py": 123,
+    "eqcheck/lanes/checkpoint/": 27,
+    "eqcheck/lanes/sampling/": 26,
+    "eqcheck/lanes/transparent/": 11,
+    "eqcheck/memory/": 6,
+    "eqcheck/oracle/": 2,
+    "eqcheck/real/": 1,
+    "eqcheck/sampling/": 78,
+    "eqcheck/truth/": 0,
+}
+WORDS_OF_A_SENTENCE = 5
+
+
+def sentences(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each string that reads as a sentence, but for docstrings, errors, warnings and regexes.
+
+    >>> list(sentences(ast.parse('why = f"call {n} feeds the token at the wrong place"')))
+    [(1, 'call {} feeds the token at the wrong place')]
+    >>> list(sentences(ast.parse('raise ValueError("expected a row of at least one token")')))
+    []
+    """
+    passed: set[int] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant()):
+                passed.add(id(node.value))
+            case ast.Raise() | ast.Assert():
+                passed |= set(map(id, ast.walk(node)))
+            case ast.Call(func=func) if _said_elsewhere(func):
+                passed |= set(map(id, ast.walk(node)))
+            case ast.JoinedStr():
+                passed |= set(map(id, node.values))
+    for node in ast.walk(tree):
+        text = _text(node)
+        if id(node) not in passed and len(re.findall(r"[A-Za-z]{2,}", text)) >= WORDS_OF_A_SENTENCE:
+            yield node.lineno, text  # type: ignore[attr-defined]
+
+
+def _said_elsewhere(func: ast.expr) -> bool:
+    """Return whether a call makes an error or a warning, or compiles a regex."""
+    if isinstance(func, ast.Attribute) and _name(func.value) in ("re", "warnings"):
+        return True
+    return _name(func) == "Notice" or _name(func).endswith(("Error", "Violation"))
+
+
+def _text(node: ast.AST) -> str:
+    if isinstance(node, ast.JoinedStr):
+        return "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def counted(sources: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
+    """The sentences by the longest entry of `MOST_SENTENCES` that the path of a source begins with."""
+    found: dict[str, list[str]] = {name: [] for name in MOST_SENTENCES}
+    for path, source in sources:
+        names = [name for name in MOST_SENTENCES if path.startswith(name)]
+        if names:
+            place = max(names, key=len)
+            found[place] += [f"{path}:{line}: {text}" for line, text in sentences(ast.parse(source))]
+    return found
+
+
+def test_a_sentence_of_a_cause_outside_explanation_is_seen() -> None:
+    planted = """def cause(slot):
+    "Return why the slot that the query saw is wrong."
+    return f"slot {slot} holds a token of another row"
+"""
+    path = next(name for name, most in MOST_SENTENCES.items() if not most)
+    assert len(counted(iter([(f"{path}planted.py", planted)]))[path]) == 1 > MOST_SENTENCES[path]
+    quiet = "raise UsageError('expected one row of tokens, got none')\nre.compile('one two three four five')\n"
+    assert not any(counted(iter([(f"{path}quiet.py", quiet)])).values())
+
+
+def test_sentences_of_causes_are_made_in_explanation() -> None:
+    sources = ((str(path.relative_to(ROOT)), path.read_text()) for path in MODULES)
+    found = counted(sources)
+    more = {place: said for place, said in found.items() if len(said) > MOST_SENTENCES[place]}
+    assert not more, "\n".join(line for said in more.values() for line in said)

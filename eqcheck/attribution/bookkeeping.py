@@ -11,8 +11,8 @@ from eqcheck.attribution.record import Write
 from eqcheck.contract.completion import Completion
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.decoding.run import Run
-from eqcheck.explanation.records import Explanation, Given, many
-from eqcheck.explanation.statements import Statement, state, together
+from eqcheck.explanation.records import Explanation, Given
+from eqcheck.explanation.statements import Statement, WholeRow, state, together, whole_row
 from eqcheck.result.outcome import RowVerdict, common_start
 from eqcheck.truth.logprobs import Logprobs, logprobs
 
@@ -147,6 +147,8 @@ def _draft_token(token: int, index: int, observed: tuple[int, ...], known: Commi
 
 def _other_token(verdict: RowVerdict, index: int, rest: tuple[int, ...], pad: int, known: CommitKnowledge) -> Diagnosis:
     """The diagnosis of a token that the draft did not propose there; the target emits ``rest`` from there on."""
+    # What was seen to be predicted behind a rejected draft or in filler comes first, since the trace names its place. A
+    # repeated, an exchanged or a lost token is read from the row alone; only then follow pads, and what is left.
     observed = verdict.observed
     token, again = observed[index], index > 0 and observed[index] == observed[index - 1]
     if token in known.after_rejected | known.filled:
@@ -270,8 +272,10 @@ def prompt_returned(
         if all(found.values()):
             for row, whole in wholes.items():
                 if _proves(prompts[row.row], row, whole):
-                    start = _advice({len(prompts[r.row]) + w.before + w.between for r, w in wholes.items()}, wholes)
-                    return row, _words(len(prompts[row.row]), whole, start)
+                    starts = {len(prompts[r.row]) + w.before + w.between for r, w in wholes.items()}
+                    padded = any(one.before or one.between for one in wholes.values())
+                    behind = any(one.behind for one in wholes.values())
+                    return row, whole_row(WholeRow(len(prompts[row.row]), *whole), starts, padded, behind)
     return _short_start(prompts, rows, limits, pad, eos)
 
 
@@ -283,6 +287,9 @@ def _short_start(
     A new token behind it proves that; or, where the limit leaves none, that as many ids of every prompt are special: a
     single id of a prompt may come from elsewhere.
     """
+    # One wrong row that does not begin so speaks against it for all: a decoder that cuts at a wrong place does it to
+    # every row. Where the limit leaves no new token, special ids have to say by how much each prompt is shorter than
+    # the decoder took it to be, for right rows as well (short by none).
     short = {row: _missing(prompts[row.row], row, limits[row.row]) for row in rows if row.first is not None}
     if not all(short.values()):
         return None
@@ -313,6 +320,7 @@ def _missing(prompt: Ids, row: RowVerdict, limit: int) -> int:
 
 def _whole(prompt: Ids, row: RowVerdict, limit: int, pad: int) -> _Whole | bool:
     """The make-up of the row; True where the limit cut it off within its prompt, False for any other row."""
+    # Pads are taken off one at a time, because the prompt, or the row, may itself begin with the pad id.
     observed, right = row.observed, row.expected
     cut = len(observed) == limit
     for before in _pads(observed, pad):
@@ -341,21 +349,6 @@ def _proves(prompt: Ids, row: RowVerdict, whole: _Whole) -> bool:
     assert row.first is not None
     shown = whole.tokens and row.first < whole.before + len(prompt)
     return bool(shown) and (len(set(prompt)) > 1 or whole.tokens == len(row.expected))
-
-
-def _words(length: int, whole: _Whole, advice: str) -> Statement:
-    ahead = f"{many(whole.before, 'pad')}, " if whole.before else ""
-    after = f", {many(whole.between, 'pad')}" if whole.between else ""
-    words = f"the row is {ahead}its prompt of {many(length, 'token')}{after}, then what the target returns; {advice}"
-    return Statement(words, {"statement": "whole-row", "prompt": length, **whole._asdict()})
-
-
-def _advice(starts: set[int], wholes: Mapping[RowVerdict, _Whole]) -> str:
-    """The advice on the value to return; ``starts`` is where the new tokens of the rows begin."""
-    what = "return row[len(prompt):]"
-    if any(whole.before or whole.between for whole in wholes.values()):
-        what = f"return row[{min(starts)}:]" if len(starts) == 1 else "return what follows the pads and the prompt"
-    return f"{what} without the pads at its end" if any(whole.behind for whole in wholes.values()) else what
 
 
 # The ends and counts that are told beside a row, held against the row; and rows that go on behind a stop sequence.
@@ -393,6 +386,8 @@ def told_wrongly(
 
 def otherwise(case: Any, completions: Sequence[Completion | None], rows: Sequence[Ids]) -> Explanation | None:
     """The first row that the engine answers otherwise than without drafts, in its tokens or in what is beside them."""
+    # Tokens before what is told beside them: other tokens have other log-probabilities. A near-tie passes, since blocks
+    # of another shape round otherwise and the engine is its own measure here.
     for number, (told, row) in enumerate(zip(completions, rows, strict=True)):
         alone = dict(told.alone or {}) if told else {}
         tokens, margins = tuple(alone.pop("tokens", row)), alone.pop("margins", ())

@@ -37,6 +37,7 @@ class Block:
         """The label of each column; ``exact`` has the positions of the columns that are right beyond doubt."""
         # A column of filler may hold the same entry as a token; no cache tells the two apart.
         alike = {c: at for c, at in exact.items() if self.tokens[c] != self.record.pad and self._fills(c)}
+        # Every node stands behind the root, so a right context at an earlier position is no node of this tree.
         exact = {column: at for column, at in exact.items() if column == self.first or at > self.at}
         path = self._path(exact)
         own = {column: at for at, column in enumerate(path, start=self.at)}
@@ -48,6 +49,7 @@ class Block:
         for column in self.columns:
             if column in own:
                 labels[column] = Label(self.request, own[column], "token", column in exact)
+            # Filler before drafts: by its token alone it would be a node that nobody accepted.
             elif self._fills(column):
                 what = "pad" if self.tokens[column] == self.record.pad else "filler"
                 labels[column] = Label(self.request, -1 if what == "pad" else self.at + 1, what)

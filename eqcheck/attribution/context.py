@@ -15,14 +15,12 @@ from eqcheck.attribution.record import Label, Record, Write, writes
 from eqcheck.contract.family import Family
 from eqcheck.contract.kinds import KINDS
 from eqcheck.explanation.records import Deviation, Slot
-from eqcheck.explanation.statements import DRAFT_OF_THIS_CALL, NOTHING, Statement, state
+from eqcheck.explanation.statements import DRAFT_OF_THIS_CALL, NOTHING, ORIGINS, Statement, origin, state
 from eqcheck.hashlm.hashing import CALL, Bools, Ints
 from eqcheck.hashlm.trace import Call
 
 FED_WITH = "fed"
 COUNTED = "counted"
-_CARRIED = {FED_WITH: "fed with this position id", "changed": "changed in the cache"}
-_COUNTED = {"ranks": "counted in the attention mask", "slots": "counted by slot"}
 MASKED_PAD = "masked-pad"
 
 
@@ -99,7 +97,9 @@ def _read_layers(
     request, at = label.request, label.position
     if call.kv[0].shape != call.kv[-1].shape:
         sizes = " and ".join(str(kv.shape[3]) for kv in call.kv)
-        torn = Deviation("cache", "torn-entry", call.number, column, request, origin=f"the layers have {sizes} slots")
+        torn = Deviation(
+            "cache", "torn-entry", call.number, column, request, origin=origin("layers-differ", slots=sizes)
+        )
         return Context((torn,), (), (), sees_from=family.first_seen(at))
     found = entries(call, row, labels.of, labels.calls, family) if held is None else held
     view = QueryView.of(call, row, column, label, labels, family, found)
@@ -115,6 +115,8 @@ def _read_layers(
 
 def _seen(view: QueryView) -> tuple[list[Deviation], dict[int, Entry]]:
     """A deviation for each slot seen wrongly; and by logical position, the entries seen rightly, the own one first."""
+    # The own entry first: an equal entry in another slot is then the duplicate, and not the one that the query wrote.
+    # Torn ones before all else: what such an entry is of is said by copies that disagree.
     deviations: list[Deviation] = []
     right: dict[int, Entry] = {}
     seen = (entry for entry in view.entries if entry.visible)
@@ -130,14 +132,17 @@ def _seen(view: QueryView) -> tuple[list[Deviation], dict[int, Entry]]:
         elif own and label.position not in right:
             right[label.position] = entry
         else:
-            origin = label.words(view.request) + (f" of call {entry.write[0]}" if label.what == "filler" else "")
-            about = {"origin": origin, "source": label.kind(view.request)}
+            holds = label.words(view.request) + (f" of call {entry.write[0]}" if label.what == "filler" else "")
+            about = {"origin": holds, "source": label.kind(view.request)}
             deviations.append(view.deviation(*_surplus(view, entry), entry, **about, **label.place))
     return deviations, right
 
 
 def _surplus(view: QueryView, entry: Entry) -> tuple[str, str]:
     """The component and kind of a visible entry that the query should not have seen."""
+    # From what is known least of to what is known best: whose an entry is says more than how far on it is. In the
+    # block of its own call an entry was written rightly, so that it is seen is the mask's fault; a cached one should
+    # have been gone, which is the cache's.
     label, in_own_block = entry.label, entry.slot in view.own_block
     if label.what in ("pad", "blank", "filler"):
         return "mask", "pad-visible"
@@ -164,6 +169,9 @@ def _unseen(view: QueryView, right: dict[int, Entry]) -> list[Deviation]:
         others = view.labels.packed and entry.label.request != view.request  # which the mask rightly hides
         if not (entry.visible or others) and view.is_own(entry):
             hidden.setdefault(entry.label.position, entry)
+    # A token that is in the row and hidden is the mask's fault; only what is in no slot of the row can be missing.
+    # Where it is instead, and whether it was fed at all, is another question than who is to blame, so it is a fact
+    # beside the kind.
     for position in range(view.low, view.at + 1):
         if position in right:
             continue
@@ -174,8 +182,8 @@ def _unseen(view: QueryView, right: dict[int, Entry]) -> list[Deviation]:
         other = _elsewhere(view, position)
         fed = view.labels.was_fed(view.request, position, view.call.number)
         source = "" if other is None else "held-by-another" if fed else "never-fed"
-        origin = "found in no batch row" if other is None else f"found in batch row {other}"
-        about = {"origin": origin if fed else view.labels.never_fed, "held_by": other, "source": source}
+        where = origin("nowhere") if other is None else origin("in-row", batch_row=other)
+        about = {"origin": where if fed else view.labels.never_fed, "held_by": other, "source": source}
         deviations.append(view.deviation("cache", "missing-entry", token_position=position, **about))
     return deviations
 
@@ -185,14 +193,23 @@ def _out_of_window(view: QueryView, right: dict[int, Entry], entry: Entry, posit
 
     A narrow window loses what is oldest, and a window that counts slots what is that far away in slots.
     """
+    # Three ways to be hidden by a window, each with a trace of its own; any other hidden token is one that a mask
+    # hides by itself (`token-hidden`).
     call, window, near = view.call, view.family.window, view.family.near
     if near and right.keys() == set(range(view.at + 1 - near, view.at + 1)):
         return True  # the window of the lower layer
+    # A window that is too narrow loses the oldest tokens, so nothing older is seen and something newer is. It can have
+    # lost some only where it has moved (``low``), or where it is just full and an earlier column of this block still
+    # saw the slot. Without the second case a window that is one too narrow was called a hidden token in the very call
+    # in which it first showed.
     full = (window or view.at + 2) == view.at + 1
     past = view.low or (full and call.visible[view.row, : view.column, entry.slot].any())
     older, newer = range(view.low, position), range(position, view.at)
     if past and right.keys().isdisjoint(older) and not right.keys().isdisjoint(newer):
         return True
+    # A window that counts slots hides what is far away in slots, though holes and rejected drafts between make it near
+    # in tokens: then older tokens may be seen, too. The own slot is counted back from the end of the block, since a
+    # query need not find its own entry.
     own_slot = max(view.own_block, default=len(view.entries) - 1) - call.tokens.shape[1] + 1 + view.column
     return bool(window) and own_slot - entry.slot >= (window or 0)
 
@@ -203,8 +220,8 @@ def _misplaced(
     """The entries seen at a wrong position or written under an earlier fault, and the writes that explain them."""
     follow: list[Write] = []
     carried, due = int(view.call.places[view.row, view.column]), view.at + offset
-    fed, stateful = view.family.fed, view.family.stateful
-    counted = {} if fed else {"origin": _COUNTED.get(view.family.places, ""), "source": COUNTED}
+    fed, stateful, places = view.family.fed, view.family.stateful, view.family.places
+    counted = {} if fed else {"origin": origin(places) if places in ORIGINS else "", "source": COUNTED}
     deviations = _steps_of_pads(view, right) if stateful else []
     if carried != due and not stateful:  # the steps of a state follow from what it took in
         about = {"token_position": view.at, "expected": due, "observed": carried}
@@ -219,8 +236,9 @@ def _misplaced(
             if source == FED_WITH and entry.write[0] <= view.call.number:
                 follow.append(entry.write)
             about = {"token_position": position, "expected": position + offset, "observed": entry.position}
-            origin = counted or {"origin": _CARRIED[source], "source": source}
-            deviations.append(view.deviation("position", "key-position", entry, **about, **origin))
+            came = counted or {"origin": origin(source), "source": source}
+            deviations.append(view.deviation("position", "key-position", entry, **about, **came))
+        # Asked after the position: a query that was fed with a wrong one has a wrong digest as a consequence.
         elif entry.digest != stored[position]:
             follow.append(entry.write)
             deviations.append(view.deviation("cache", "poisoned-entry", entry, token_position=position))
@@ -402,14 +420,21 @@ class Walk:
             return state("no-difference" if blamed else "no-right-query")
         root = roots[0]
         if root.deviation.kind == "poisoned-entry":
+            # The digest in layer 1 is made of what the writing query saw. Nothing was wrong with the writers' contexts,
+            # else this deviation would be theirs (it is inherited) and not a root. If a writer's digest was right when
+            # it was made, the entry was right, too, and was changed since: it is torn. If no writer was right beyond
+            # doubt, its context was wrong in a way that reading does not see, and to call the entry torn would be a
+            # guess.
             if not any(self.labels.of[writer].exact for writer in self._writers(root)):
                 return state("slot-unexplained", slot=root.deviation.slot or 0)
-            # Its own query was right when it was written, so it was changed since.
-            origin = "layer 1 does not contain what was written to it"
-            root = root._replace(deviation=replace(root.deviation, kind="torn-entry", source="layer-1", origin=origin))
+            torn = replace(root.deviation, kind="torn-entry", source="layer-1", origin=origin("layer-1"))
+            root = root._replace(deviation=torn)
+        # One slot shown too many and the own one hidden: the entry or the mask is one place off, and the trace does not
+        # say which: each looks the same when the other is at fault, so neither is accused.
         slots = self.context(root.write).displaced
         if root.deviation.component == "mask" and slots:
             return state("displaced", shown_slot=slots[0], own_slot=slots[1])
+        # A key carries a wrong position because its own query was fed with it: that query is where it began.
         if root.deviation.kind == "key-position" and root.deviation.source == FED_WITH:
             root = self._as_fed(root)
         first = root.deviation
@@ -421,6 +446,8 @@ class Walk:
 
     def _followed(self, pending: Sequence[Write]) -> list[Step]:
         """The queries that saw something wrongly, the queries that wrote it, and so on, in causal order."""
+        # Only queries of tokens are followed: a draft or a pad in a wrong context harms nobody unless its entry is
+        # seen, and then it is a deviation of the query that sees it.
         left, visited, steps = list(pending), set[Write](), list[Step]()
         while left:
             write = left.pop()

@@ -68,6 +68,7 @@ def _arrivals(run: Run) -> Explanation | None:
     calls = run.trace.made(TARGET)
     ends = _ends(run, calls)
     for done, call in enumerate(calls):
+        # Arrivals are counted in target calls, the only clock that every decoder has.
         here = {row for row, arrival in enumerate(case.arrivals) if arrival <= done}
         if not any(ends[row] >= done for row in here):
             return None  # with nobody left to wait for, all may have joined
@@ -128,6 +129,8 @@ class _Reader:
 
     def fed(self, call: Call) -> Iterator[Fed]:
         """The tokens that right queries of a call stand for, gathered by row."""
+        # Only right queries are read. What shares a call is told by entries that were seen, and not by the batch row,
+        # because engines pack several requests into one row.
         right: dict[Place, int] = {}  # row and column of a right query, and its position
         can_be: dict[Place, frozenset[int]] = {}
         for row, digests in enumerate(call.digests.tolist()):

@@ -11,7 +11,7 @@ import numpy as np
 from eqcheck.attribution.record import FOREIGN, NO_WRITE, Label, Record, Write, holders, writes
 from eqcheck.contract.family import Family
 from eqcheck.explanation.records import Deviation
-from eqcheck.explanation.statements import NOTHING, Statement, state, together
+from eqcheck.explanation.statements import NOTHING, Statement, origin, state, together
 from eqcheck.hashlm.hashing import (
     CALL,
     COLUMN,
@@ -82,13 +82,14 @@ def disagreement(copies: Ints, layers: slice) -> Torn:
     """The disagreement between the copies ``[layer, K/V, head, width]`` of one slot, of these layers."""
     right = _PLACES[layers]
     if (copies[..., MODEL] == NO_MODEL).any():
-        return Torn("no-model", "it holds numbers that no model wrote (scaled, rounded, moved or overwritten)")
+        return Torn("no-model", origin("no-model"))
     if (copies[..., MODEL] > 0).all() and (copies[..., PLACE] != right).any():
         at = tuple(np.argwhere(copies[..., PLACE] != right)[0])
         places = int(right[at]), int(copies[..., PLACE][at])
         (layer, value, head), was = (np.unravel_index(place, _PLACES.shape) for place in places)
-        here, there = (f"{'KV'[v]} of layer {a}, head {h}" for a, v, h in ((layer, value, head), was))
-        return Torn(f"{'KV'[value]}-written-as-{'KV'[was[1]]}", f"{here} contains what was written to {there}")
+        here = {"copy": "KV"[value], "layer": layer, "head": head}
+        there = {"other_layer": was[0], "other_copy": "KV"[was[1]], "other_head": was[2]}
+        return Torn(f"{'KV'[value]}-written-as-{'KV'[was[1]]}", origin("written-as", **here, **there))
     names = ("token", "position", "digest", "write")
     values = np.stack(
         [
@@ -105,12 +106,13 @@ def disagreement(copies: Ints, layers: slice) -> Torn:
             differs = first[..., column] != second[..., column]
             if differs.any():
                 a, b = int(first[..., column][differs][0]), int(second[..., column][differs][0])
-                shown = f" ({a} and {b})" if name in ("token", "position") else ""
-                words = f"{what[0]} and {what[1]} disagree about its {name}{shown}"
+                which: dict[str, object] = {"one": what[0], "other": what[1], "what": name}
+                shown = name in ("token", "position")  # a digest or a write is no number that a reader knows
+                words = origin("disagree-on", **which, value=a, other_value=b) if shown else origin("disagree", **which)
                 return Torn(f"{('layers', 'values', 'heads')[axis]}-{name}", words)
     if (copies[..., MODEL] != copies[0, 0, 0, MODEL]).any():
-        return Torn("models", "its copies are from different models, or some were never written")
-    return Torn("scaled", "it holds numbers that no model wrote (scaled or rounded)")
+        return Torn("models", origin("models"))
+    return Torn("scaled", origin("scaled"))
 
 
 # The history of entries: what became of one that is missing, and where one stood that is now seen or hidden wrongly.

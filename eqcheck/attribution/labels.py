@@ -114,6 +114,9 @@ def beginnings(record: Record, call: Call, row: int) -> dict[int, int]:
     """
     if len(call.tokens) >= len(record.requests):
         return {}
+    # Called for each row of each call before it is known whether rows are packed, so it must not see beginnings in a
+    # right row: a call with a row for each request has none. A prompt at a wrong position counts only if it is longer
+    # than drafts equal by chance (`_CHANCE`) and is behind others.
     tokens, positions = call.tokens[row].tolist(), call.positions[row].tolist()
     breaks = [c for c in range(len(tokens)) if not c or positions[c] != positions[c - 1] + 1]
     held = [label for label in record.held(call, row) if label.what == "token"]
@@ -165,6 +168,9 @@ def segments(record: Record, call: Call, row: int, places: Places, begun: dict[i
             at = positions[edges[-1]] + column - edges[-1]
             begins = any(_begins(tokens, column, prompt) for n, prompt in enumerate(prompts) if n not in owners)
             goes_on = record.is_at(owners[-1], at, tokens[column]) or (next_to and not begins)
+        # The digest decides before the votes: a mask that shows another request's entries gives that request the votes,
+        # and the fault would be taken for the owner. Before both comes the text: a request that begins or goes on
+        # there by its tokens is meant, however wrong its mask and positions are.
         if column in begun:
             owner = begun[column]
         elif goes_on or (edges and edges[-1] in begun and owners[-1] in {*votes, *own} and not exact):
@@ -227,6 +233,10 @@ class Start(NamedTuple):
     @property
     def rank(self) -> tuple[int, int, int]:
         """The key by which starts compete: the highest is taken."""
+        # In this order and without weights. A call that asks for nothing new makes no sense for any decoder, so that
+        # outranks everything seen in the cache, which may be the very thing that is broken. An objection is a reason
+        # why a start cannot be meant, while a clue only makes it likelier, so no number of clues outweighs one. Eleven
+        # weights did this once: none followed from a theory, and each was there for the sake of one row.
         fit = sum(map(self.clues.__getitem__, FOR)) - sum(map(self.clues.__getitem__, AGAINST))
         return self.ahead, -sum(map(self.clues.__getitem__, OBJECTIONS)), fit
 
@@ -296,8 +306,10 @@ def _starts(record: Record, fed: _Row, request: int, taken: bool) -> Iterator[St
             for at in (at for at, other in enumerate(whole) if other == token):
                 run = common_start(tokens[first:], whole[at:])
                 prompt = len(record.requests[request].prompt)
+                # A row cannot leave its own prompt: there are no drafts before its end. Pads may follow, where a prompt
+                # is fed in chunks and the batch is filled up.
                 if at + run < prompt and any(other != pad for other in tokens[first + run :]):
-                    continue  # a row cannot leave its own prompt
+                    continue
                 behind = zip(tokens[first + run :], fed.hidden[first + run :], strict=False)
                 strange = any(not unseen and other not in proposed for other, unseen in behind)
                 last = min(at + len(tokens) - first, prompt + record.requests[request].needed - 1) - 1
@@ -505,7 +517,13 @@ class Labels(Record):
 
     def _label_row(self, call: Call, row: int, taken: set[int]) -> set[int]:
         """Label the columns of a row, and return the requests that the row holds."""
-        columns = range(call.tokens.shape[1])
+        # Three ways, in this order: a row that holds several requests is cut and its parts are labelled, a row without
+        # a right query is aligned, and any other is labelled by its right queries. Cutting comes first, because
+        # alignment takes all that stands behind a request for its drafts and fillers: the second request of a packed
+        # row would be rejected drafts of the first.
+        #
+        # A column that sees another row's entry in place of its own (`overwritten`), or that nobody sees later
+        # (`unused_beginnings`), has the digest of a right context by chance alone, so its digest tells nothing.
         lost = [gone or (call.number, row, at) in self._unused for at, gone in enumerate(overwritten(call, row))]
         places = [[] if gone else self.places.get(int(d), []) for d, gone in zip(call.digests[row], lost, strict=True)]
         begun = beginnings(self, call, row)
@@ -515,22 +533,42 @@ class Labels(Record):
             held = {self._label_segment(call, row, columns, places, begun.get(columns[0])) for columns in cut}
             self.packed |= len(held - {-1}) > 1
             return held
-        if not any(place for column, place in enumerate(places) if column >= self._pads(call, row)):
-            aligned = align(self, call, row, taken)
-            fills = self._fills_batch(call, row, aligned)
-            if aligned is None or fills or self._past_end(call, row, aligned[0]):
-                last = max((calls[-1] for calls in self.rounds.values() if calls), default=0)
-                proposed = {token for number, tokens in self._proposed if number > last for token in tokens}
-                for column in columns:
-                    pad = self.is_pad(call, row, column, proposed)
-                    filler = fills and int(call.tokens[row, column]) not in proposed
-                    what = "pad" if pad else "filler" if filler else "unknown"
-                    self.of[call.number, row, column] = Label(-1, -1, what)
-                return set()
-            request, first, start = aligned
-            exact = {c: p for c in columns for r, p in places[c] if r == request and p == start + c}
-            self._label_columns(call, row, columns, request, first, start, exact)
-            return {request}
+        # Leading pads do not count as right: one that is seen by mistake has the context of a prompt that begins with
+        # the pad id.
+        if any(place for column, place in enumerate(places) if column >= self._pads(call, row)):
+            return self._label_by_right_queries(call, row, places, taken)
+        return self._label_aligned(call, row, places, taken)
+
+    def _label_aligned(self, call: Call, row: int, places: list[list[tuple[int, int]]], taken: set[int]) -> set[int]:
+        """Label a row without a right query by its best start; none of its columns is a request's where none fits."""
+        columns = range(call.tokens.shape[1])
+        aligned = align(self, call, row, taken)
+        fills = self._fills_batch(call, row, aligned)
+        if aligned is None or fills or self._past_end(call, row, aligned[0]):
+            # No request is better than a wrong one: a row that only fills up the batch, or that has ended, would be
+            # taken for the request with an equal id, and its slots for faults of that request's cache. An id that a
+            # draft proposed since is no pad, though it may be the pad id.
+            last = max((calls[-1] for calls in self.rounds.values() if calls), default=0)
+            proposed = {token for number, tokens in self._proposed if number > last for token in tokens}
+            for column in columns:
+                pad = self.is_pad(call, row, column, proposed)
+                filler = fills and int(call.tokens[row, column]) not in proposed
+                what = "pad" if pad else "filler" if filler else "unknown"
+                self.of[call.number, row, column] = Label(-1, -1, what)
+            return set()
+        request, first, start = aligned
+        exact = {c: p for c in columns for r, p in places[c] if r == request and p == start + c}
+        self._label_columns(call, row, columns, request, first, start, exact)
+        return {request}
+
+    def _label_by_right_queries(
+        self, call: Call, row: int, places: list[list[tuple[int, int]]], taken: set[int]
+    ) -> set[int]:
+        """Label a row by its right queries, which name the request of all columns around them."""
+        # A row that nobody saw hold several requests may hold them all the same, told by digests alone: it is cut where
+        # a column is right for another request beyond doubt. If such a column stands before the first one of the
+        # request that has most, it goes first, or its columns would be labelled as that request's.
+        columns = range(call.tokens.shape[1])
         requests: set[int] = set()
         begin = 0
         while begin < len(columns):
@@ -596,6 +634,9 @@ class Labels(Record):
     ) -> int:
         """Label the columns of a request in a row that holds several: the request, ``begun`` if that is known."""
         exact = [(column, *place) for column in columns for place in places[column]]
+        # A known request first, by its beginning or by right queries. Else the entries that are seen name the
+        # candidates, and alignment chooses among them: votes alone would take a segment for the request whose entries a
+        # wrong mask shows most of, and alignment alone for any request with equal ids.
         if begun is not None or exact:
             counts = Counter(request for _, request, _ in exact)
             request = max(counts, key=lambda r: counts[r]) if begun is None else begun
@@ -717,6 +758,8 @@ class Labels(Record):
         A row that was given another's entries in place of all its own cannot be told by the entries that it sees.
         Batch rows are taken to be in the order of the requests.
         """
+        # Only where exactly one request of a full batch is missing and another is there twice can the second one be
+        # named: of any other set of rows several may be the missing one.
         doubles = set()
         for number, call in self.calls.items():
             rows: dict[int, list[int]] = {}
@@ -738,6 +781,10 @@ class Labels(Record):
         starts = dict(reversed(found))
         counts = Counter(request for request, _ in found)
 
+        # Requests that begin with the same tokens have the same digests there, so counts tie, and each further clue
+        # decides only where all before it do. The text behind tells such requests apart unless they are equal as far
+        # as the row goes; then another row that stands for one leaves the other; then the cache; then the number of
+        # the row, which engines give up when rows leave, so it comes late. The last one makes the choice repeatable.
         def rank(request: int) -> tuple[int, int, bool, int, bool, int]:
             behind = range(columns[0], call.tokens.shape[1]) if len(counts) > 1 else ()
             fed = sum(self.is_at(request, starts[request] + c, int(call.tokens[row, c])) for c in behind)

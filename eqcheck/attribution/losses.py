@@ -251,6 +251,9 @@ class _Chains:
             return counts
         left, begin = self._left(rows), 0
         for turns in rounds:
+            # Rows wait for the one that accepts least, so it alone decides what a round brings, and to feed right
+            # tokens to another helps nobody. What is left over the draft tokens lost is an idle round: it fed right
+            # tokens and came too late.
             slowest = min(turns, key=lambda turn: turn.after)
             after, right = slowest.after, min(map(self._right, turns))
             surplus = len(turns) + left[after] - left[begin]
@@ -344,6 +347,8 @@ class _Refusals:
             return "altered"
         if after:
             return DOUBTFUL
+        # Nothing was seen of a cause. "lost" needs the draft to have been asked about this row at all: a decoder that
+        # looks its drafts up asks no draft, and loses nothing by that.
         about = any(at >= committed - 1 for _, at in asked)
         return "lost" if about or any(self._saw(query, row) for query in self._wrong(row, since, until)) else "unasked"
 
@@ -402,7 +407,9 @@ def _of_trees(run: Run) -> Counter[str]:
     schedule = Schedule(run.case, run.truth)
     counts: Counter[str] = Counter()
     for row, of_row in rounds.items():
-        # The filler of a prompt of one token beside longer ones may look like a tree; nobody had drafted it.
+        # Chains are counted by what a right draft would propose next; in a tree any node may be the one that is lost,
+        # so only rounds with the tree that was named for them can be compared. The filler of a prompt of one token
+        # beside longer ones may look like a tree; nobody had drafted it.
         filled = of_row[0].columns and not run.rounds.drafted_before(of_row[0].call.number)
         named = all(_as_named(run, own, number) for number, own in enumerate(of_row))
         if filled or run.rounds.shared(row, run.case.max_new_tokens) or not named:
@@ -572,6 +579,8 @@ class _HeadReader:
 
         One of them did. The others propose the same by chance, where there is a single draft token.
         """
+        # How many tokens were known when the head was asked is not recorded: all of them are tried first, then fewer,
+        # where an answer was thrown away or came by chance.
         window = [call for call in self.run.trace.heads if since < call.number < own.call.number]
         text = (*self.texts[own.row][: own.last + 1], *own.refused)
         for tokens in (own.known, own.known - 1, own.known - 2):
@@ -599,6 +608,8 @@ class _HeadReader:
             fits = node.token == last.prediction and node.row == last.row
             return fits and node.at not in going_on and not beginning
 
+        # A link by the state that was handed on is sure; only a chain's last query that nobody was seen to go on from
+        # is continued by its token, since a decoder that exchanges states breaks just that link.
         for root in (node for call in window if call.shape != "accepted" for node in nodes[call.number]):
             if root.at in going_on:
                 continue
@@ -659,6 +670,8 @@ class _HeadReader:
         assert call.held_tokens is not None
         text, expected = self.texts[due.row], due.tokens - 1
         slots = np.flatnonzero(call.visible[row, column]).tolist()
+        # The whole context first: if it is another row's, each state in it is wrong, and the first one would be named
+        # for an accident.
         known = self.places.get(int(call.digests[row, column]), {})
         if known and due.row not in known:
             return "wrong-row"
@@ -716,7 +729,10 @@ def _proposals(chain: list[Node]) -> tuple[int, ...]:
     return tuple(node.prediction for node in chain)
 
 
-_COINCIDENCES = 100  # a filler is the row's next token about once in a vocabulary of 128
+# Losses below 1 % may be accidents: a filler is the row's next token about once in a vocabulary of 128, and then looks
+# like an answer thrown away. Real models have greater vocabularies, so there the bound is only too careful: it hides
+# losses below 1 %, and never tells one that is none.
+_COINCIDENCES = 100
 # One row seen ahead refutes so many that are level: rows that wait are ahead only where a token is right by chance, and
 # that happens far less often than once in so many rounds.
 _ENOUGH_AHEAD = 10

@@ -18,7 +18,7 @@ from eqcheck.attribution.branches import said_of
 from eqcheck.attribution.entries import LET_GO, Entry, QueryView, last_read, left_out, let_go, overwritten
 from eqcheck.attribution.record import Label, Record, Write, writes
 from eqcheck.explanation.records import Deviation
-from eqcheck.explanation.statements import NOTHING, Statement, state
+from eqcheck.explanation.statements import NOTHING, Statement, origin, state
 from eqcheck.hashlm.hashing import Bools
 from eqcheck.hashlm.trace import Call
 from eqcheck.result.outcome import common_start
@@ -79,6 +79,8 @@ def _read_elsewhere(view: QueryView, deviations: list[Deviation], due: set[int])
     Nor does one over whose entry something else was written. Where most entries are in their places, single ones are
     told one by one.
     """
+    # Each return below leaves a fault that has a better name: too few or too many slots are a mask's fault, a token
+    # that was never fed is in no slot to be read, and one whose entry was overwritten is lost.
     shown = {entry.slot for entry in view.entries if entry.visible}
     absent = [deviation.token_position for deviation in deviations if deviation.kind == "missing-entry"]
     whole = view.at + 1 - view.low
@@ -94,9 +96,8 @@ def _read_elsewhere(view: QueryView, deviations: list[Deviation], due: set[int])
         return deviations
     if _gone(view, [at for at in absent if at is not None]) or 2 * _misplaced(view) < whole:
         return deviations
-    origin = "not in the order, or not in the slots, from which the call reads them"
     numbers = {"expected": whole, "observed": len(shown & due)}
-    return [view.deviation("cache", "misaligned", origin=origin, **numbers)]
+    return [view.deviation("cache", "misaligned", origin=origin("unordered"), **numbers)]
 
 
 def _misplaced(view: QueryView) -> int:
@@ -154,6 +155,8 @@ def _not_kept_apart(view: QueryView, deviations: list[Deviation]) -> list[Deviat
     kinds = {deviation.kind for deviation in deviations}
     if not labels.packed or kinds & {"missing-entry", "torn-entry"}:
         return deviations
+    # A hidden token speaks for a broken cache, unless the mask explains that as well: it may be another request's as a
+    # whole, or be laid over a cache that lies just as it was written.
     shown = [entry for entry in cached if entry.visible and entry.known]
     whole = any(
         shown == [entry for entry in cached if entry.known and entry.label.request == request]
@@ -201,9 +204,9 @@ def _shifted(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
     edge = min(view.own_block, default=len(view.entries)) - 1 if view.labels.left else 0
     if {slot + shift for slot in shown} != own or edge not in shown or edge in own or view.labels.packed:
         return deviations
-    origin = f"in {_slots(own)}, and the call attends to {_slots(shown)}"
+    where = origin("shifted", slots=_slots(own), attended=_slots(shown))
     source = "shifted-up" if shift > 0 else "shifted-down"
-    moved = view.deviation("cache", "misaligned", slot=min(own), origin=origin, shift=shift, source=source)
+    moved = view.deviation("cache", "misaligned", slot=min(own), origin=where, shift=shift, source=source)
     return [moved, *(deviation for deviation in deviations if deviation.slot not in own | shown)]
 
 
@@ -223,6 +226,8 @@ def wrong_path(view: QueryView, deviations: list[Deviation]) -> list[Deviation]:
     """One deviation for each pair of a token of the path and the entry of a refused node that stands in its place."""
     if not view.labels.branches:
         return deviations
+    # The refused node and the path's token were written by one call, which is what makes them one fault. Each lost
+    # token is paired once, or a single wrong node would explain them all.
     lost = [d for d in deviations if d.kind in ("missing-entry", "token-hidden") and d.token_position is not None]
     kept: list[Deviation] = []
     for deviation in deviations:
@@ -286,8 +291,9 @@ def _mask_of_another(view: QueryView, deviations: list[Deviation]) -> list[Devia
     both = kinds & _HIDDEN and kinds - _HIDDEN
     if not both and not _right_elsewhere(view, deviations):
         return deviations
-    origin = f"row {before.request}, which was batch row {view.row} up to call {before.call.number}"
-    return [view.deviation("mask", "of-another-row", slot=min(slots), origin=origin, of_row=before.request)]
+    facts = {"other_row": before.request, "batch_row": view.row, "call": before.call.number}
+    where = origin("batch-row-before", **facts)
+    return [view.deviation("mask", "of-another-row", slot=min(slots), origin=where, of_row=before.request)]
 
 
 def _shown_as(record: Record, write: Write) -> Holder | None:
@@ -314,6 +320,8 @@ def _right_elsewhere(view: QueryView, deviations: list[Deviation]) -> bool:
 
     For a hidden token that is an accepted draft token, or a token of a prompt, as it is.
     """
+    # A mask of too many or too few slots looks like another row's by chance now and then. Queries that had such slots
+    # and were right about them show that the decoder knows how to mask them.
     record, sorts = view.labels, {"stale-entry": "draft", "pad-visible": "pad"}
     prompt = len(record.requests[view.request].prompt)
     needed = {sorts.get(d.kind, "accepted" if (d.token_position or 0) >= prompt else "token") for d in deviations}

@@ -1,9 +1,31 @@
 """Attribution by reading: from the first wrong token back to the first wrong context that led to it.
 
-The walk is backwards and therefore never blames what did not matter. It starts at the query that had to predict the
-wrong token. If that query saw exactly its row, the fault is bookkeeping. If not, its context is read; entries
-written under an earlier wrong context lead to the queries that wrote them, and so on. The earliest deviation is
-the cause, the rest are consequences.
+The argument has five stages. Each claims only what its own data prove, and each needs the claim before it.
+
+labels      `eqcheck.attribution.labels` says for which token of which request each column of each target call stands.
+            The digest of a query is that of everything it saw. A query with the digest of a right context is right,
+            and its place is known beyond doubt, whatever the decoder does with its rows. Only a row without such a
+            query is aligned, by the entries it holds and the tokens it feeds. A label claims an identity, never a
+            fault: "wrong" has no meaning before it is known what would be right.
+context     `eqcheck.attribution.context` holds the slots that a query saw against those that its label has to see:
+            each is surplus, hidden, absent, at a wrong position, or was written under an earlier fault. It claims
+            deviations, and no causes: decoders feed many columns whose answers nobody reads.
+walk        `Walk` begins at a query that answered the wrong token, and goes from its entries that were written under
+            an earlier fault to the queries that wrote them, and so on. It goes backwards and therefore never blames
+            what did not matter. In causal order (the call, then cache before mask before position, then the column)
+            the earliest deviation is the cause, the rest are consequences.
+hypothesis  `HYPOTHESES` decide what the wrong token is held for, and whether there is a context to blame at all. A
+            query that saw exactly its row had answered rightly, so the fault is what was done with the answer:
+            bookkeeping. A query that did not and that answered the wrong token is blamed, because in these models every
+            difference in what is seen changes the answer. The first hypothesis that applies is said, and the last one
+            claims nothing: a cause that is not known is called unattributed, not guessed.
+witness     `eqcheck.attribution.witnesses` decides whether that is asserted or only likely. Reading takes labels for
+            granted and tokens agree by chance, so the record has to tie the token to the cause, or a decode in which
+            just that was put right has to give the right tokens, and copies of the case with other ids have to show
+            the same.
+
+A wrong answer at one stage cannot be mended by a later one, which is why doubt is kept: a query may be `loosely` taken
+for a row, a cause may be read and not `tied`.
 """
 
 from __future__ import annotations
@@ -24,7 +46,7 @@ from eqcheck.contract.family import FAMILY, Family
 from eqcheck.contract.kinds import KINDS
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Deviation, Explanation, Query
-from eqcheck.explanation.statements import NOTHING, Statement, state, together
+from eqcheck.explanation.statements import NOTHING, Statement, basis, origin, state, together
 from eqcheck.hashlm.hashing import truncated
 from eqcheck.hashlm.trace import TARGET
 from eqcheck.result.outcome import RowVerdict
@@ -108,11 +130,15 @@ class Reader:
             return asked
         row, observed, position = asked.row, asked.observed, asked.position
         queries = self.labels.queries(row, position) or self._of_twins(row, position)
+        # A right query counts only up to the commit: a decoder that feeds its rows again asks rightly afterwards, and
+        # that would turn a fault of context into one of bookkeeping. A wrong one counts whenever it was made.
         commit = sources.committed_by(row, position, observed)
         right = tuple(write for write, label in queries if label.exact and write[0] <= commit)
         wrong = tuple(write for write, label in queries if not label.exact)
         blamed = tuple(write for write in wrong if sources.predicted(write) == observed)
         drafted = observed in sources.drafted(row, position)
+        # A rejected draft that was emitted needs no query in disguise: looked for all the same, it was found in
+        # a query of another row, which was then blamed.
         loosely: tuple[Write, ...] = ()
         if not blamed and not (right and drafted):
             loosely = self._asked_loosely(row, position, observed, commit)
@@ -166,8 +192,8 @@ class Reader:
         if not self.run.trace.rounded or not answered:
             return None
         write = answered[-1]
-        origin = f"entries differ from what was written by up to {self.run.trace.rounded:.2g} of their norm"
-        torn = Deviation("cache", "torn-entry", write[0], write[2], asked.row, origin=origin, source="rounded")
+        off = origin("rounded", norm=self.run.trace.rounded)
+        torn = Deviation("cache", "torn-entry", write[0], write[2], asked.row, origin=off, source="rounded")
         slots = self.walk.context(write).slots
         about: dict[str, Any] = {"query": self._query(write), "deviations": (torn,), "slots": slots, "tied": True}
         return order_of(torn, write), self._explanation("cache", "torn-entry", asked, call=write[0], **about)
@@ -176,8 +202,7 @@ class Reader:
         if not asked.right:
             return None
         row, position, observed, call = asked.row, asked.position, asked.observed, asked.right[-1][0]
-        basis = f"target call {call} attended to exactly the right tokens, so its prediction here is correct"
-        order, finding = self._bookkeeping(asked, call, basis, queried=True)
+        order, finding = self._bookkeeping(asked, call, basis("right-context", call=call), queried=True)
         # An answer may be left unread for that of a later query, and the row of that query may be unknown.
         other = self._unread(asked)
         if other is None and finding.facts["statement"] == "neither":
@@ -193,10 +218,8 @@ class Reader:
         write = next((write for write in misled if sources.predicted(write) == asked.observed), None)
         if write is None:
             return None
-        where = "in a filler column" if sources.fills(write) else "after a rejected draft token"
-        return self._bookkeeping(
-            asked, write[0], f"no target query was made for this token; call {write[0]} predicted it {where}"
-        )
+        name = "query-of-filler" if sources.fills(write) else "query-behind"
+        return self._bookkeeping(asked, write[0], basis(name, call=write[0]))
 
     def _fed_instead(self, asked: WrongToken) -> Finding | None:
         return self._told(asked, fed_instead(self.labels, self.sources, self.family, asked))
@@ -207,7 +230,7 @@ class Reader:
         if not (asked.repeated or proposed or sources.nothing_else_asked(row)):
             return None
         last = max(self.labels.rounds[row], default=0)
-        order, finding = self._bookkeeping(asked, last, "no target query was made for this token")
+        order, finding = self._bookkeeping(asked, last, basis("no-query"))
         # Else it is known neither who asked nor who answered.
         return (order, finding) if finding.tied or finding.kind != "wrong-correction" else None
 
@@ -227,6 +250,8 @@ class Reader:
     def _unread(self, asked: WrongToken) -> Write | None:
         """A query with a wrong context that answered what was emitted, where nothing else says where that is from."""
         sources, row, position, observed = self.sources, asked.row, asked.position, asked.observed
+        # A token with any other known source says nothing about a strange query: it may be a draft token, an answer
+        # after a rejected one, a later token of the row itself, or another row's answer.
         since, until = asked.right[-1][0], asked.commit
         known = sources.known(row, position, since, True)
         uncut = self.run.truth.uncut[row][asked.index :]
@@ -242,6 +267,7 @@ class Reader:
         One that saw another row's cache, say, is taken for that row's. Both tokens agree by chance once in the square
         of the vocabulary.
         """
+        # A row of a call in which one query is right is known, so no other of its queries stood for another row.
         token = self.labels.sequence(row)[position]
         twice = set() if self.labels.queries(row, position) else self.labels.standing_twice(row)
         recognised = {write[:2] for write, label in self.labels.of.items() if label.exact} - twice
@@ -273,6 +299,8 @@ class Reader:
 
     def _said(self, root: Deviation, write: Write, alike: Sequence[Deviation]) -> Statement:
         """The further statements on the query at fault."""
+        # Words on masks and on lost entries are about the slots that are shown. Where the lower layer alone is wrong,
+        # these are its slots, and what the whole context lacks need not be among them.
         context = self.walk.context(write)
         said = [said_of_query(root, write, self.labels)]
         if context.blamed is context:
@@ -286,7 +314,7 @@ class Reader:
         known = [statement for statement in said if statement != NOTHING]
         return together(*known) if known else NOTHING
 
-    def _bookkeeping(self, asked: WrongToken, number: int, basis: str, queried: bool = False) -> Finding:
+    def _bookkeeping(self, asked: WrongToken, number: int, based_on: str, queried: bool = False) -> Finding:
         known = self.sources.known(asked.row, asked.position, number, queried)
         kind, statement, certain = diagnose(asked.verdict, asked.index, self.run, known)
         finding = self._explanation(
@@ -296,7 +324,7 @@ class Reader:
             statement,
             call=number,
             tied=certain and not (queried and self.sources.sharing(asked.row, asked.position)),
-            basis=basis if number else "the target was never called for this row",
+            basis=based_on if number else basis("no-call"),
         )
         return (number, KINDS[kind].rank, 0), finding
 
@@ -353,6 +381,10 @@ def query_of(write: Write, labels: Record, family: Family) -> Query:
 
 
 # In causal order; the first that applies is what is said. `tests/test_hypotheses.py` has for each a run that needs it.
+#
+# The first four are read from what calls feed and where rows end, and hold whatever the contexts are. A wrong context
+# comes before a right one, because a row may be asked twice, and the answer that was emitted is the wrong query's. A
+# token without any query for it comes last: nothing but its surroundings says where it is from.
 HYPOTHESES: dict[str, Callable[[Reader, WrongToken], Finding | None]] = {
     "row-ends": Reader._row_ends,
     "prompt-unfinished": Reader._prompt_unfinished,

@@ -44,6 +44,8 @@ def repair(generate: Generate, run: Run, explanation: Explanation, timeout: floa
     family = FAMILY[run.case.family]
     # The steps of a state follow from what it takes in; a right mask, or right entries, have them right, too.
     tried = [part for part in PARTS if part != "position" or not family.stateful]
+    # Small sets first: a set that contains one which restores the output says nothing more about the fault, and each
+    # costs a decode.
     for size in range(1, len(tried) + 1):
         for parts in combinations(tried, size):
             if any(set(parts) > set(smaller) for smaller in restores):
@@ -141,6 +143,8 @@ class Repairer:
         return fix
 
     def _fix_row(self, call: Call, row: int, fix: Fix) -> None:
+        # Right digests are computed here, and not by feeding the model right inputs, because the repaired query may
+        # have to see entries that are in no slot of the cache, in an order that no mask can give.
         labels: dict[int, Label] = {}
         for column in range(call.tokens.shape[1]):
             label = self.labels.of[call.number, row, column]
@@ -158,6 +162,7 @@ class Repairer:
             if sight is None or call.lower:
                 sight = self._sight(now, row, labels, self.family if layer else self.family.lower)
             words = hashing.contents(holds[:, row : row + 1], call.role, layer, call.weights)[0][0]
+            # What this very call has written came from unrepaired queries; later ones must see it as repaired.
             for slot, (_, write) in enumerate(sight.held):
                 if write[0] == call.number and fix.known[write[1:]]:
                     token, digest = call.tokens[write[1:]], fix.digests[0][write[1:]]
@@ -206,6 +211,9 @@ class Repairer:
             frozenset(("cache",)): lambda: self._right_entries(call, label, held, own, shown, positions, family.window),
             frozenset[str](): lambda: [(slot, self._position_in(label.request, held[slot][0])) for slot in shown],
         }
+        # Each part is repaired alone, so the others have to stay as wrong as they are: a right mask shows the row's own
+        # entries and keeps their positions, right entries keep what the decoder's mask would show. Else one repair
+        # would mend what another is at fault for, and confirm the wrong cause.
         place = int(call.places[row, column])
         shift = place - at  # rotary positions forgive a constant one
         items = []

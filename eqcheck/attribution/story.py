@@ -62,6 +62,8 @@ class Turns:
         self._asked: dict[tuple[int, int], int] = {}  # by row and index, the first call that asked for a new token
         asking: dict[int, set[int]] = defaultdict(set)
         for write, label in labels.of.items():
+            # A column is counted by its label only where it is known to be what the label says. A call asks for a row
+            # even by doubtful columns, else the rounds behind it would all have the wrong number.
             if label.request < 0:
                 continue
             sure = self.sure(write, label)
@@ -133,6 +135,7 @@ class Turns:
         return max(told, first + 1 - start, 0)
 
     def _rounds(self, row: int) -> tuple[DrawnRound, ...]:
+        # A row never has fewer tokens than before: a call that feeds an earlier part of it again takes nothing back.
         calls, had = self._calls[row], list[int]()
         for since, call in zip([0, *calls], calls, strict=False):
             had.append(max([self._had(row, since, call), *had]))
@@ -217,6 +220,8 @@ class Turns:
                 into = later if 0 <= index < count else kept if count <= index < then - 1 else None
                 if into is not None:
                     into[index].add(int(self.labels.calls[call].tokens[write[1:]]))
+        # What was fed later is what the decoder went on with; the returned token is taken only where it does not
+        # contradict that. A row whose last tokens were exchanged on the way out would else show rounds that never were.
         ids = list[int]()
         for index in range(max([len(output), *had.values()])):
             returned, fed = output[index : index + 1], later[index] or kept[index]
@@ -324,6 +329,7 @@ class _Scene:
         self._of = {TARGET: self.labels.of, DRAFT: _draft_labels(run)}
         self._calls = {role: {call.number: call for call in run.trace.of(role)} for role in (TARGET, DRAFT)}
         self._wrong = {verdict.row: verdict.first for verdict in run.verdicts if verdict.first is not None}
+        # Only an asserted cause may mark a query as blamed: a picture that shows a fault is taken for proof.
         asserted = explanation if explanation and explanation.component != "unattributed" else None
         self._blamed = self._query_of(asserted) if asserted else None
         self.lower = self._lower_alone()

@@ -15,7 +15,7 @@ from eqcheck.attribution.labels import Labels, sees_twins
 from eqcheck.attribution.record import Label, Write, self_hidden, writes
 from eqcheck.contract.family import Family
 from eqcheck.decoding.run import Run
-from eqcheck.explanation.statements import Statement, state, together
+from eqcheck.explanation.statements import Statement, basis, state, together
 from eqcheck.hashlm.trace import DRAFT, Call
 from eqcheck.truth.continuation import digests_of
 
@@ -87,6 +87,8 @@ class Sources:
         eos, tokens, missing = set(case.eos_token_ids), outputs[row], expected[row][len(outputs[row])]
         in_round = self._round(number)
         here = [own for own in self.run.rounds.every if own.call.number in in_round]
+        # All that may have ended the row in this round is said, because one case cannot tell which of it did; over many
+        # cases the statements that always hold remain.
         ended = {
             r
             for r, right in enumerate(expected)
@@ -151,6 +153,8 @@ class Sources:
                     fed.pop(answer.write[0], None)  # here it was whole
                     break
                 fed.setdefault(answer.write[0], []).append(answer)
+        # From the last column back: an engine that answers after a piece reads its newest columns, and an id that is
+        # repeated in the prompt gives the same answer further ahead by chance.
         for number, of_call in fed.items():
             last = max(answer.label.position for answer in of_call)
             if self._fed_whole(row, number):
@@ -159,7 +163,7 @@ class Sources:
                 position = answer.label.position
                 if position >= last - (self.run.case.num_draft_tokens or 0) and answer.token == observed:
                     said = state("unfinished", call=number, last=last, end=end, position=position)
-                    return Told("unfinished-prompt", said, number, f"call {number} was fed a piece of the prompt")
+                    return Told("unfinished-prompt", said, number, basis("piece-fed", call=number))
         return None
 
     def _fed_whole(self, row: int, number: int) -> bool:
@@ -315,8 +319,7 @@ class Sources:
                 return None
             call, batch_row, at = asked.right[-1]
             said = state("other-node", call=call, batch_row=batch_row, right_column=at, column=other)
-            basis = f"target call {call} attended to exactly the right tokens, so its prediction here is correct"
-            return Told("wrong-correction", said, call, basis)
+            return Told("wrong-correction", said, call, basis("right-context", call=call))
         before = [write for write, label in self.labels.queries(row, position - 1) if label.exact]
         if index == 0 or self.labels.queries(row, position) or not before:
             return None
@@ -324,7 +327,7 @@ class Sources:
         if other is None:
             return None
         said = state("missing-node", call=call, batch_row=batch_row, column=other, position=position)
-        return Told("over-accept", said, call, "no query stands for the token before it")
+        return Told("over-accept", said, call, basis("no-query-before"))
 
     def _other_column(self, write: Write, answer: int) -> int | None:
         """Another column of a query's batch row that gave this answer."""
@@ -395,6 +398,8 @@ def changed(run: Run, labels: Labels, row: int) -> Changed | None:
     outputs, prompt = run.outputs or (), run.case.prompts[row]
     text, start = (*prompt, *outputs[row]), len(prompt)
     for call in labels.calls.values():
+        # Each condition excludes another way to come to a cache that differs from the output: a row one place on (equal
+        # neighbours), a prompt fed anew, a cache that kept the wrong token, and too many differences for one change.
         for seen in _whole_rows(call):
             last = len(seen) - 1
             if not start < last < len(text) or text[last] == text[last - 1]:
@@ -484,6 +489,8 @@ def _in_place_of(labels: Labels, family: Family, call: Call, asked: WrongToken) 
         slots = writes(call, row)
         seen = [slot for slot in np.flatnonzero(call.visible[row, column]).tolist() if slots[slot] != write]
         held = [labels.of.get(slots[slot]) for slot in seen]
+        # Exactly the row's entries and nothing else: with one more or one less, what the query fed is not what made the
+        # prediction wrong.
         own = [label.position for label in held if label and label.exact and labels.same(label, asked.row)]
         if labels.of[write].exact or sorted(own) != before or len(held) != len(before):
             continue

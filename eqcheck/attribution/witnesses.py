@@ -21,7 +21,7 @@ that no repair helps proves nothing. A right context proves bookkeeping, because
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, cycle
 from random import Random
@@ -45,7 +45,7 @@ from eqcheck.decoding.harness import truth_of
 from eqcheck.decoding.run import Run, Schedule, Truth
 from eqcheck.drawing.cases import apart, unused_id
 from eqcheck.explanation.records import Explanation, Opinion
-from eqcheck.explanation.statements import Statement, state
+from eqcheck.explanation.statements import Statement, not_asserted, state
 from eqcheck.hashlm.hashing import UNEVEN, logits_table, score_table, table_row
 from eqcheck.hashlm.trace import Call
 from eqcheck.truth.logprobs import EXACT
@@ -168,6 +168,8 @@ def recognised(
         other = None if done.outputs is None else Reader(done).explain()
         if other is not None and (there := choices(done, other)) is not None:
             again.append(set(there))
+    # One copy in a few may show the place by accident or miss it, as ids coincide; more than that, and the place is not
+    # the origin. Of several the one found most often, then the simplest: the first choice, in the row's own batch row.
     counts = Counter(choice for there in again for choice in there if choice in matches)
     least = max(_FOUND_AGAIN, len(again) - len(again) // (_FOR_ONE_WITHOUT + 1))
     same = [choice for choice, count in counts.items() if count >= least]
@@ -445,6 +447,9 @@ def _renewed(case: Case, random: Random, tries: int, *, one_for_each: bool, scar
     kept = {case.pad_token_id, *case.eos_token_ids}
     ids = {token for prompt in case.prompts for token in prompt}
     best, least = case, len(traits) + 1
+    # Ids are renamed as a whole, or drawn anew place by place. What ends rows and what pads look like stays, else the
+    # copy would be another case: so EOS and pad ids keep their places, shared prefixes stay shared, and among the
+    # tries the copy is kept that differs least in the traits that a fault may depend on.
     for _ in range(tries):
         others = list(range(1, case.vocab_size))
         random.shuffle(others)
@@ -452,14 +457,8 @@ def _renewed(case: Case, random: Random, tries: int, *, one_for_each: bool, scar
         prompts = tuple(tuple(name[token] for token in prompt) for prompt in case.prompts)
         if not one_for_each:
             free = [token for token in others if token not in {name[one] for one in kept}]
-            supply = (
-                iter(random.choices(free[: len(ids) // 2 + 1], k=sum(map(len, prompts)))) if scarce else cycle(free)
-            )
-            prompts = tuple(
-                tuple(new if old in kept else next(supply) for old, new in zip(*pair, strict=True))
-                for pair in zip(case.prompts, prompts, strict=True)
-            )
-            prompts = tuple(prompts[0][: case.prefix_length] + prompt[case.prefix_length :] for prompt in prompts)
+            few = random.choices(free[: len(ids) // 2 + 1], k=sum(map(len, prompts))) if scarce else None
+            prompts = _drawn_anew(case, prompts, kept, cycle(free) if few is None else iter(few))
         new = with_ids(case, places.renamed(name), prompts=prompts, **table)
         different = sum(a != b for a, b in zip(_traits(new), traits, strict=True))
         if different < least:
@@ -467,6 +466,17 @@ def _renewed(case: Case, random: Random, tries: int, *, one_for_each: bool, scar
         if not different:
             break
     return best
+
+
+def _drawn_anew(
+    case: Case, renamed: Sequence[tuple[int, ...]], kept: set[int], supply: Iterator[int]
+) -> tuple[tuple[int, ...], ...]:
+    """The prompts with an id from the supply in each place, but for ids that are ``kept``, which are only renamed."""
+    prompts = [
+        tuple(new if old in kept else next(supply) for old, new in zip(*pair, strict=True))
+        for pair in zip(case.prompts, renamed, strict=True)
+    ]
+    return tuple(prompts[0][: case.prefix_length] + prompt[case.prefix_length :] for prompt in prompts)
 
 
 def variants(case: Case) -> tuple[Case, ...]:
@@ -546,6 +556,7 @@ def second_opinion(
         single = explanation.facts.get("statement") == "logprob"
         known = whose(generate, run, explanation, variants, timeout) if single else None
         return explanation if known is None else replace(explanation, **known._asdict())
+    # All three witnesses are heard even where one of them decides: the report shows the testimony of each.
     opinion = repair(generate, run, explanation, timeout)
     copies = [read_of(generate, case, timeout) for case in variants]
     shown, counts = permutation(explanation, copies)
@@ -564,13 +575,8 @@ def second_opinion(
         return replace(said, repair_confirms=bearing(explanation, opinion) == "confirms")
     if explanation.component == "unattributed":
         detail = "; ".join(filter(None, (explanation.detail, str(opinion))))
-    elif shown == "changes":
-        detail = (
-            f"the trace shows {explanation.fingerprint}, but copies of the case with other tokens show something else; "
-            f"{opinion}"
-        )
     else:
-        detail = f"the trace shows {explanation.fingerprint}, but {opinion}"
+        detail = not_asserted(explanation, opinion, changes=shown == "changes")
     return replace(said, component="unattributed", kind="unattributed", detail=detail)
 
 

@@ -125,6 +125,8 @@ class Rounds:
         ask for the newest token before it asks for the draft tokens, too. Where the ``ends`` of the rows are given,
         what is asked again without draft tokens behind an end stays: it may be a bonus that was dropped.
         """
+        # A call that is made twice would count as a round that brought nothing, and a right decoder as one that loses
+        # drafts. A bonus that was dropped looks the same, but for the row's end.
         kept: list[Round] = []
         newest: dict[int, tuple[int, int, bool]] = {}  # by row: where its round is, with which tokens its draft began
         for own in self.every:
@@ -218,6 +220,8 @@ class Rounds:
                 furthest = [row for row in block.owners if row in likely] or likely
                 block.row = min(furthest, key=lambda row: unlikely(block, row, done)) if len(likely) > 1 else likely[0]
                 done[block.row] += 1
+            # Second pass: a row was taken twice in this call and another not at all, although it may be the other
+            # one's.
             for block in reversed(blocks) if len(done) < len(blocks) else ():
                 # Draft tokens of a row may be what another row's prompt goes on with.
                 for row in block.likely():
@@ -231,6 +235,7 @@ class Rounds:
         """The stretches of a batch row, each of columns in which one row goes on by one position."""
         stretches: list[Stretch] = []
         for column, digest in enumerate(digests):
+            # Columns without a right context are skipped and end nothing: drafts that were refused, pads, filler.
             here = self.places.get(digest)
             if not here:
                 continue
@@ -287,6 +292,7 @@ class Stretch:
 
 def _link(blocks_of: list[list[Stretch]]) -> None:
     """Tell stretches that may be of several rows whose later ones saw what they wrote."""
+    # Backwards, because what a later stretch saw says whose the earlier one was: a row goes on with its own cache.
     shared = [block for blocks in blocks_of for block in blocks if len(block.reach) > 1]
     rows = {row for block in shared for row in block.reach}
     written = {

@@ -381,6 +381,8 @@ def _eos(
     """EOS ids: mostly emitted ones, now and then one of a prompt; fewer where ``requires`` leaves no candidate."""
     if "no-eos" in requires:
         return []
+    # An id that is emitted ends a row somewhere in the middle; one drawn from all ids would hardly ever occur. One that
+    # is in a prompt is seldom wanted: it finds decoders that look for an EOS in the whole row.
     barred = {token for prompt in prompts for token in prompt} if "eos-not-in-prompt" in requires else set()
     eos = []
     for _ in range(choose.integer(0, 1 if "one-eos" in requires else 2)):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from math import inf, log10
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from eqcheck.contract.kinds import KINDS
-from eqcheck.explanation.records import Deviation, Explanation, Search, many
+from eqcheck.explanation.records import Deviation, Explanation, Opinion, Search, many
 
 # Numbers take their noun from the format: ``{tokens:token}`` is "1 token" or "2 tokens"; ``{nth:th}`` is "2nd".
 STATEMENTS = {
@@ -244,6 +244,61 @@ class _Numbers(str):
         return f"{noun}s {', '.join(begin)} and {last}" if begin else f"{noun} {last}" if noun else last
 
 
+# Words on how an entry, a position or a row came to be; `Deviation.origin` has them.
+ORIGINS = {
+    "fed": "fed with this position id",
+    "changed": "changed in the cache",
+    "ranks": "counted in the attention mask",
+    "slots": "counted by slot",
+    "nowhere": "found in no batch row",
+    "in-row": "found in batch row {batch_row}",
+    "layers-differ": "the layers have {slots} slots",
+    "layer-1": "layer 1 does not contain what was written to it",
+    "rounded": "entries differ from what was written by up to {norm:.2g} of their norm",
+    "unordered": "not in the order, or not in the slots, from which the call reads them",
+    "shifted": "in {slots}, and the call attends to {attended}",
+    "batch-row-before": "row {other_row}, which was batch row {batch_row} up to call {call}",
+    # the copies of an entry that disagree
+    "no-model": "it holds numbers that no model wrote (scaled, rounded, moved or overwritten)",
+    "scaled": "it holds numbers that no model wrote (scaled or rounded)",
+    "models": "its copies are from different models, or some were never written",
+    "written-as": "{copy} of layer {layer}, head {head} contains what was written to {other_copy} of layer "
+    "{other_layer}, head {other_head}",
+    "disagree": "{one} and {other} disagree about its {what}",
+    "disagree-on": "{one} and {other} disagree about its {what} ({value} and {other_value})",
+}
+
+
+def origin(name: str, **facts: object) -> str:
+    """The words of the table on where something comes from.
+
+    >>> origin("batch-row-before", other_row=1, batch_row=0, call=5)
+    'row 1, which was batch row 0 up to call 5'
+    """
+    return ORIGINS[name].format(**facts)
+
+
+# Words on what a cause without a query at fault rests on; `Explanation.basis` has them.
+BASES = {
+    "right-context": "target call {call} attended to exactly the right tokens, so its prediction here is correct",
+    "no-query": "no target query was made for this token",
+    "query-behind": "no target query was made for this token; call {call} predicted it after a rejected draft token",
+    "query-of-filler": "no target query was made for this token; call {call} predicted it in a filler column",
+    "no-call": "the target was never called for this row",
+    "no-query-before": "no query stands for the token before it",
+    "piece-fed": "call {call} was fed a piece of the prompt",
+}
+
+
+def basis(name: str, **facts: int) -> str:
+    """The words of the table on what a cause rests on.
+
+    >>> basis("piece-fed", call=3)
+    'call 3 was fed a piece of the prompt'
+    """
+    return BASES[name].format(**facts)
+
+
 class Statement(NamedTuple):
     """A statement in words, and the facts in it; its name is the fact ``statement``."""
 
@@ -342,6 +397,47 @@ def held_within(kind: str, row: int | None, position: int | None, token: int | N
         "unknown": "an unknown entry",
     }
     return named.get(kind, kind)
+
+
+class WholeRow(NamedTuple):
+    """The make-up of a row that is returned whole: pads, the prompt, pads, the row's tokens, ``behind`` them pads."""
+
+    prompt: int
+    before: int
+    between: int
+    behind: int
+    tokens: int
+
+
+def whole_row(row: WholeRow, starts: Collection[int], padded: bool, pads_behind: bool) -> Statement:
+    """The statement on a row that is returned whole, with what to return in its place.
+
+    ``starts`` is where the new tokens of all such rows begin; ``padded``: some have pads before or after the prompt,
+    ``pads_behind``: some have pads at the end.
+
+    >>> whole_row(WholeRow(2, 1, 0, 0, 3), {3}, True, False).detail
+    'the row is 1 pad, its prompt of 2 tokens, then what the target returns; return row[3:]'
+    """
+    ahead = f"{many(row.before, 'pad')}, " if row.before else ""
+    after = f", {many(row.between, 'pad')}" if row.between else ""
+    advice = "return row[len(prompt):]"
+    if padded:
+        (start, *others) = starts
+        advice = "return what follows the pads and the prompt" if others else f"return row[{start}:]"
+    advice += " without the pads at its end" if pads_behind else ""
+    makeup = f"the row is {ahead}its prompt of {many(row.prompt, 'token')}{after}, then what the target returns"
+    return Statement(f"{makeup}; {advice}", {"statement": "whole-row", **row._asdict()})
+
+
+def not_asserted(read: Explanation, opinion: Opinion, changes: bool) -> str:
+    """Say why a cause that was read is not asserted: copies with other tokens show another, or repair does not help.
+
+    >>> e = Explanation("mask", "token-hidden", 0, 0)
+    >>> not_asserted(e, Opinion((), ()), changes=False)
+    'the trace shows mask/token-hidden, but no repair of position ids, attention mask or cache makes the output correct'
+    """
+    copies = "copies of the case with other tokens show something else; " if changes else ""
+    return f"the trace shows {read.fingerprint}, but {copies}{opinion}"
 
 
 def said(facts: Mapping[str, int | str]) -> list[str]:
@@ -588,11 +684,38 @@ def _content(d: Deviation) -> str:
     return held_within(d.source, d.of_row, d.of_position, d.token) or d.origin or "an unknown entry"
 
 
+Doubt = Literal["hung", "differs", "unlike", "passed", "two-answers"]
+_DOUBTS: dict[Doubt, str] = {
+    "hung": "no answer within the time limit, and an answer when it was decoded again",
+    "differs": "the output does not repeat",
+    "unlike": "the request fails each time, and not in the same way: the decoder is nondeterministic",
+    "passed": "it does not repeat in a fresh process: the decoder is nondeterministic or keeps state",
+    "two-answers": "the same request gave two answers; name the decoder by a spec to have it tried in a fresh process",
+}
+
+
 def unrepeated(hung: bool) -> str:
     """Say why a failure is in doubt that was not seen again; one that ``hung`` may have been slow.
 
     >>> unrepeated(hung=True)
     'no answer within the time limit, and an answer when it was decoded again'
     """
-    slow = "no answer within the time limit, and an answer when it was decoded again"
-    return slow if hung else "the output does not repeat"
+    return _DOUBTS["hung" if hung else "differs"]
+
+
+def not_counted(fingerprint: str, case: str, why: Doubt) -> str:
+    """Say that a failure is not counted, and why it is in doubt.
+
+    >>> print(not_counted("crash/raised", "6b1", "two-answers").partition(";")[0])
+    crash/raised (case 6b1) is not counted: the same request gave two answers
+    """
+    slow = "; if the machine is slow, raise --case-timeout" if why == "hung" else ""
+    return f"{fingerprint} (case {case}) is not counted: {_DOUBTS[why]}{slow}"
+
+
+CALLS_UNSEEN = {
+    "hung": "The decoder did not end: its calls are not shown.",
+    "ended": "The decoder ended its process: its calls are not shown.",
+    "differs": "The decoder answered differently when its calls were recorded.",
+}
+"""Notes in place of the calls of a decode, or beside them."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
+from eqcheck.contract.decoders import CACHE_STATES
 from eqcheck.contract.kinds import DRAFT_CAUSES, KINDS
 from eqcheck.contract.trees import Nodes
 from eqcheck.explanation.layout import filled, table
@@ -653,3 +655,103 @@ def shifted(e: Explanation) -> str:
     if len(offsets) == 1 and (offset := offsets.pop()) and _within(e, offset):
         return f"(All position ids of the row are shifted by {offset:+d}; this model family allows that.)"
     return ""
+
+
+# A request that is right alone and wrong after others.
+
+
+class SequencedRequest(NamedTuple):
+    """A request of a sequence, for its line; ``seeds`` are those of target and draft, where they change."""
+
+    prompts: tuple[tuple[int, ...], ...]
+    max_new_tokens: int
+    num_draft_tokens: int
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int
+    padding_side: str
+    family: str
+    cache_state: str
+    seeds: tuple[int, int] | None = None
+
+
+class Leak(NamedTuple):
+    """The facts on a request that is right alone, and of which ``wrong`` says what is wrong after the ``earlier`` ones.
+
+    Both were seen so many ``times``. ``stale``: after the same requests under its own weights the last one is right.
+    ``emitted_before``: its wrong row is what the target of an earlier request would emit.
+    """
+
+    wrong: Explanation
+    earlier: tuple[SequencedRequest, ...]
+    last: SequencedRequest
+    times: int
+    stale: bool
+    emitted_before: bool
+
+
+def leak_words(leak: Leak) -> str:
+    """The explanation of a leak: what was tried, what it showed, and a line for each request."""
+    often = f" ({leak.times} of {leak.times} times, each in a new process)" if leak.times > 1 else ""
+    others = "the earlier request" if len(leak.earlier) == 1 else f"the {len(leak.earlier)} earlier requests"
+    lines = [
+        f"Alone, the last request is answered correctly{often}.",
+        f"After {others} it is not{often}: {_wrong_after(leak.wrong)}.",
+    ]
+    if leak.stale:
+        lines.append(f"After {others} under the same weights as the last one, it is answered correctly{often}.")
+        lines += _of_other_weights(leak)
+    for number, earlier in enumerate(leak.earlier, start=1):
+        which = f"Earlier request{f' {number}' if len(leak.earlier) > 1 else ''}:"
+        lines.append(f"{which} {_request_line(earlier)}")
+    return "\n".join([*lines, f"Last request: {_request_line(leak.last)}"])
+
+
+def _of_other_weights(leak: Leak) -> list[str]:
+    """Return sentences on what the target of the last request saw of other weights, and whose tokens were emitted."""
+    sentences, facts = list[str](), leak.wrong.facts
+    if "stale_call" in facts:
+        one, first, last = facts["stale_entries"] == 1, facts["stale_from"], facts["stale_to"]
+        at = f"position {first}" if first == last else f"positions {first} to {last}"
+        entries = "an entry that was" if one else f"{facts['stale_entries']} entries that were"
+        sentences.append(
+            f"In call {facts['stale_call']} of the last request, batch row {facts['stale_row']} of the target attends "
+            f"to {entries} written under other weights ({at})."
+        )
+    if leak.emitted_before:
+        count = len(leak.wrong.observed_row)
+        sentences.append(
+            f"Row {leak.wrong.row} is what the target of the earlier request would emit: {count} of {count} tokens are "
+            "those of the weights before."
+        )
+    return sentences
+
+
+def _wrong_after(wrong: Explanation) -> str:
+    if wrong.row is None or wrong.token_index is None:
+        return f"{wrong.fingerprint.partition(':')[0]}, {wrong.detail}"
+    place = f"new token {wrong.token_index} of row {wrong.row}"
+    if wrong.observed is None:
+        return f"{place} is missing, it must be {wrong.expected}"
+    right = "the row must end before it" if wrong.expected is None else f"it must be {wrong.expected}"
+    return f"{place} is {wrong.observed}, {right}"
+
+
+def _request_line(request: SequencedRequest) -> str:
+    rows = f"{len(request.prompts)} requests, " if len(request.prompts) > 1 else ""
+    prompts = " | ".join(" ".join(map(str, prompt)) for prompt in request.prompts)
+    facts = [
+        f"{rows}prompt{'s' if rows else ''} {prompts}; max_new_tokens {request.max_new_tokens}",
+        f"K = {request.num_draft_tokens}",
+        eos_words(request.eos_token_ids),
+        f"pad id {request.pad_token_id}",
+        f"{request.padding_side} padding",
+        f"family {request.family}",
+    ]
+    if request.seeds:
+        target, draft = request.seeds
+        facts.append(
+            f"weights of seed {target}" if target == draft else f"weights of seed {target} (target) and {draft} (draft)"
+        )
+    if request.cache_state != "empty":
+        facts.append(f"cache state {request.cache_state} ({CACHE_STATES[request.cache_state]})")
+    return ", ".join(facts)

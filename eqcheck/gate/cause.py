@@ -114,6 +114,8 @@ def _single(gate: Gate, rows: Sequence[Row]) -> EditCause | None:
     followed = [after for marks in beyond for now, after in pairwise(marks) if now]
     share = sum(map(sum, beyond)) / max(1, sum(map(len, beyond)))
     alone = followed.count(False)
+    # Faults that strike tokens independently of each other follow one another at the rate of their share. With more
+    # than a third of all tokens wrong, nine of ten cannot stand alone by that, so such a pattern is of another sort.
     if len(followed) < FEW or alone < ALONE * len(followed) or share > 1 / 3:
         return None
     of_draft = [
@@ -124,6 +126,8 @@ def _single(gate: Gate, rows: Sequence[Row]) -> EditCause | None:
     ]
     if of_draft and sum(of_draft) >= ALONE * len(of_draft):
         return EditCause("bookkeeping", "over-accept", given=sum(of_draft), of=len(of_draft), chance=0.0)
+    # A token from anywhere has any rank. Where fewer than half are among the four likeliest of their place, it is not
+    # said that a correction was drawn wrongly there.
     ranks = [
         sorted(place.likeliest, key=lambda one, its=place.likeliest: -its[one]).index(place.token)  # type: ignore[misc]
         for row in rows
@@ -187,6 +191,7 @@ def _edits(gate: Gate, row: Row) -> Iterator[tuple[str, tuple[int, ...]]]:
                 yield f"draft {back}", (*context[:place], token, *context[place:])
     if row.by_draft and (kept := list(_with_rejected(row, at))) != list(row.answer.tokens[:at]):
         yield "drafts 0", (*row.answer.prompt, *kept)
+    # The sizes of the server's pages and windows are not known: pages of one size are tried, and windows of four.
     for number in range((last - 1) // BLOCK):
         yield f"block {number}", (*context[: number * BLOCK], *context[(number + 1) * BLOCK :])
     for size in (BLOCK, 2 * BLOCK, 4 * BLOCK, 8 * BLOCK):
@@ -215,6 +220,9 @@ def _leading(hits: Mapping[str, int], of: int, tried: int) -> EditCause:
     best = max(hits, key=lambda name: hits[name])
     (component, kind), count = _kind(best), hits[best]
     others = [value for name, value in hits.items() if _kind(name) != (component, kind)]
+    # Edits of other kinds give the token by chance alone, so their hits are the rate of chance. One more is counted,
+    # because no hit in a few tries does not prove a rate of 0, at which any single hit would be beyond chance. Below 1,
+    # so that the tail stays a probability; at 0.9 even 24 hits of 24 have a chance of 0.08, and nothing is named.
     rate = min(0.9, (sum(others) + 1) / max(1, tried))
     tail = sum(math.comb(of, n) * rate**n * (1 - rate) ** (of - n) for n in range(count, of + 1))
     chance = min(1.0, len(hits) * tail)

@@ -80,6 +80,8 @@ def _noise(gate: Gate) -> dict[str, Any]:
 
 
 def _violations(gate: Gate, redact: bool) -> list[dict[str, Any]]:
+    # Ends and lengths first: they are read from the rows and need no search. One row may end so by an accident of the
+    # server, so two decide.
     made = []
     counts, ends = gate.wrong_ends, gate.ends
     for kind in ENDS:

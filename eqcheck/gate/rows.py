@@ -80,6 +80,8 @@ def id_of(key: Any) -> int | None:
 
 def tokens_of(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
     """Return the new tokens' ids and log-probabilities, each None where the server leaves it out."""
+    # Servers tell ids in three ways, from the plainest to the one that has to be parsed. Scores count only if there is
+    # one for each id: a list of another length would give tokens the scores of others.
     told = choice.get("logprobs")
     told = told if isinstance(told, dict) else {}
     tokens, content = as_ids(choice.get("token_ids")), as_list(told.get("content"))

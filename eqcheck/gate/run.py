@@ -205,6 +205,8 @@ class Gate:
 
     def _chunk(self, numbers: Sequence[int], at_once: int) -> None:
         """Run a chunk: the control twice, the second time in the other order, then the speculative server."""
+        # The control runs before the speculative server, in one order and then in the other, so that what depends on
+        # the place in a batch is part of the noise and not of the evidence.
         asked = [self._asked(number) for number in numbers]
         first = self._decoded("plain", self.plain, numbers, self._seeded(asked, "first"), at_once)
         asked = [self._with_stop(number, one, row) for number, one, row in zip(numbers, asked, first, strict=True)]

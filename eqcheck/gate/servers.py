@@ -281,6 +281,8 @@ class Server:
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, root: bool = False) -> Any:
         """Return an answer: JSON, or text where it is none. Retry calls that may yet succeed, with longer waits."""
         url, to = self._address(path, root), _to_what(body)
+        # A server that never answered is a wrong address and is not waited for; one that answered before may come back.
+        # Waits double and are blurred, so that calls at once do not return at once.
         for attempt in range(TRIES):
             began = time.monotonic()
             said = bytearray()

@@ -127,6 +127,9 @@ class HashModel(Offers):
             sizes = None if cache is None or four or self.family.stateful else sizes_of(cache, slots_fed, layer)
             feeds.append(Feed(self.families[layer], mask, positions, slots_fed, packed, sizes))
 
+        # A repair needs to know what the call would have seen, so it is made once on a copy of the cache: the decoder's
+        # own cache must be written to one time only. Targets and drafts count their calls on one clock, which is what
+        # puts the calls of both in order.
         number = next(self._calls if self.trace is None else self.trace.clock)
         fix = None
         if self.repair is not None:
@@ -190,6 +193,8 @@ class HashModel(Offers):
                 self._watched(keys, values)
             digits, odd = hashing.whole(stacked(keys, values, batch))
             seen, at = hashing.contents(digits, role, layer, self.weights)
+            # One view serves all layers that see the same. It is made from the first layer's slots; another number of
+            # slots in a later layer means that the decoder cropped one cache and not the other.
             if not views or family.near or views[-1].visible.shape[2] != digits.shape[3]:
                 feed = feeds[layer] if family.near else feed
                 view = feed.view(at, hashing.written(digits))
@@ -200,6 +205,8 @@ class HashModel(Offers):
             if odd is not None:
                 seen = seen + odd
             carry = hashing.attend(family, layer, seen, view.key_places, view.visible, tokens, view.places, carry, bias)
+            # The right digest takes the place of what was seen after the layer, so that the layer above writes, and
+            # later queries see, what a repaired query would have left.
             if fix is not None:
                 carry = np.where(fix.known, fix.digests[layer], carry)
             digests.append(carry)

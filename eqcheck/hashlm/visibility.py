@@ -222,6 +222,9 @@ def _masked(mask: torch.Tensor | None, slots_fed: Ints, batch: int, slots: int, 
 
     The first ``dropped`` slots of the sequence are no longer in the cache.
     """
+    # A 4-D mask is taken as it is, with no causal one beside it: real models do the same, and a decoder that builds its
+    # own mask must not be saved by ours. A 2-D mask is only of padding. Where it is shorter than the cache, the rest
+    # is hidden, as after a mask that was not extended.
     block = len(slots_fed)
     if mask is not None and mask.dim() == 4:
         ok = mask.shape[0] in (1, batch) and mask.shape[2] == block and mask.shape[3] >= slots

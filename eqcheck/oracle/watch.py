@@ -293,6 +293,7 @@ def _asked(run: Run, row: int, oracle: AnyOracle) -> tuple[Run, int]:
     index, start, tokens = 0, len(run.case.prompts[row]) - 1, list[int]()
     labels = labels_of(run, run.trace)
     while index < len(expected := run.truth.rows[row]):
+        # Token by token, because after a near-tie the row that was chosen decides what was asked next.
         answers = answers_to(run, int(run.truth.digests[row][-1, start + index]))
         if not answers:
             queries = labels.queries(row, start + index)

@@ -105,6 +105,8 @@ def ropes_of(config: Any) -> tuple[Rope, ...]:
     ((Rope(kind='dynamic', original=12),), ())
     """
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    # The least of all lengths that are given: from there on scores may depend on how long a call is, and to be careful
+    # too early costs time, while too late it accuses a right decoder.
     ropes = list[Rope]()
     for name in ("rope_parameters", "rope_scaling"):  # the latter is the name before transformers 5
         given = getattr(text, name, None)

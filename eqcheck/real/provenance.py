@@ -113,6 +113,8 @@ class Provenance:
 
     def held(self, role: int, caches: Sequence[Sequence[list[list[list[bytes]]]]]) -> Held:
         """The content of slots with these bytes: per layer K and V, ``[batch][2 heads][slots]``."""
+        # Slots with equal bytes in all copies are looked up once and shared out among the writes that left such bytes:
+        # a cache of a real model holds no stamp of the call, and equal text at equal positions gives equal keys.
         copies = [caches[layer][kind] for layer, kind, _ in _COPIES]
         batch, slots = len(copies[0]), len(copies[0][0][0]) if copies[0] else 0
         writes, places = np.zeros((PLACES, batch, slots), np.int64), np.zeros((PLACES, batch, slots), np.int64)

@@ -172,6 +172,8 @@ class Shadow:
                 f"{type(now.watched.model).__name__}: the attention of a forward was not seen (implementation "
                 f"{getattr(now.watched.model.config, '_attn_implementation', None)!r}); use sdpa or eager, not compiled"
             )
+        # First what was written, then what is held: an entry can only be found by its bytes once these are remembered.
+        # The clock goes on before, so that both have the number of this call.
         number = next(self.trace.clock)
         positions = self._placed(now, number)
         layers = [now.seen[layer] for layer in now.watched.layers]
@@ -228,6 +230,7 @@ class Shadow:
         seen = [(layer, kind, both[layer][kind]) for layer in layers for kind in (0, 1)]
         held = [vectors(tensor) for _, _, tensor in seen]
         visible = {layer: visible_of(now.seen[layer], len(now.tokens)) for layer in layers}
+        # K and V of all layers are looked at together, since one alone may have the bytes of an earlier write.
         chosen: list[list[torch.Tensor]] = [[] for _ in seen]
         for row, tokens in enumerate(now.tokens.tolist()):
             parts = [
@@ -302,6 +305,8 @@ class Shadow:
                 # A token alone leaves the hidden state that it leaves behind itself: a draft takes it for a row's own.
                 if role == TARGET or digest in self.answers or known.get(data) not in self.answers:
                     known[data] = digest
+        # -1 is no prediction: of columns whose states were not asked for, and where scores are not numbers. An id there
+        # would be taken for an answer of the target.
         predictions = np.full((batch, block), -1, np.int64)
         head = now.watched.head
         if head.weight.shape[-1] != states.shape[-1]:
@@ -444,6 +449,8 @@ class StateShadow(Shadow):
         copies = [self._bytes(now.watched, cache, layer, kind) for layer in range(LAYERS) for kind in range(2)]
         if any(copy is not None and len(copy) != rows for copy in copies):
             raise NotRead(f"{cache_name(now.watched.base)}: expected the states of {rows} rows like input_ids")
+        # The bytes of one state may fit several histories. A history that all layers share is the row's; where none is
+        # shared, layers hold states of different rows, and each is read for itself.
         histories = []
         for row in range(rows):
             options = [

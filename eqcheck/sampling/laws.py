@@ -12,10 +12,10 @@ every amount is within half a step of a grid point, however a fault was made.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -219,7 +219,7 @@ def tighter(law: Floats) -> Floats:
 STEP = 0.25
 REJECTION, MATCH = "rejection", "match"
 ROUNDS, TOKENS = "rounds", "tokens"
-_REDRAWN = ("again", "again-options", "again-absolute", "again-argmax", "again-place", "again-left")
+_REDRAWING = ("again", "again-options", "again-absolute", "again-argmax", "again-place", "again-left")
 
 
 def grid(count: int) -> tuple[float, ...]:
@@ -244,7 +244,7 @@ class PartLaw(NamedTuple):
     @property
     def redraws(self) -> bool:
         """Return whether a correction by this rule may be the refused draft token."""
-        return self.rule in _REDRAWN
+        return self.rule in _REDRAWING
 
 
 class Verification(NamedTuple):
@@ -363,60 +363,402 @@ def misused(
     return laws
 
 
+class Taken(Enum):
+    """The ways in which a part of a round takes the law of an error."""
+
+    OWN = "the part is drawn from the law itself"
+    P = "the law stands in place of the target's"
+    Q = "the law stands in place of the draft's"
+    PQ = "the law stands in place of both"
+    RULE = "the law is the rule by which the part accepts or corrects"
+    INVERTED = "the part accepts by the inverted ratio, whatever the law"
+    MATCHED = "the part accepts as where draft and target match"
+    ANY = "nothing is said of the part"
+
+
+OWN, P, Q, PQ, RULE, INVERTED, MATCHED, ANY = Taken
+
+
+class Parts(NamedTuple):
+    """The parts of a round, each with how it takes the law of an error; None where the part stays right."""
+
+    draft: Taken | None = None
+    accept: Taken | None = None
+    correction: Taken | None = None
+    bonus: Taken | None = None
+    first: Taken | None = None
+
+
+ALL_OPTIONS = "all-options"
+"""The right sampler by rejection whose draft takes all of a row's options."""
+
+
 class Error(NamedTuple):
     """An error of a sampler for each of some ``laws``, of one kind and in the same words.
 
-    ``takes`` says what each part of a round takes: the law itself (``own``), or as the law of the target (``p``), of
-    the draft (``q``), of both (``pq``) or as its ``rule``, or else another rule; ``match`` accepts as where draft and
-    target match, and of a part that is ``any`` nothing is said. ``among``: the right samplers that may have the error,
-    all where it is empty; ``own`` are those whose draft takes all of a row's options. ``told`` says by what alone it is
-    told, `ROUNDS` or `TOKENS`; empty: by both.
+    ``among`` names the right samplers that may have the error, `REJECTION`, `MATCH` or `ALL_OPTIONS`; all where it is
+    empty. ``told`` says by what alone it is told, `ROUNDS` or `TOKENS`; empty: by both.
     """
 
-    kind: str
     words: str
     laws: tuple[PartLaw, ...]
-    takes: tuple[tuple[str, str], ...]
-    among: str
-    told: str
+    parts: Parts
+    among: str = ""
+    told: str = ""
+    kind: str = ""
 
 
-_TIMES = [PartLaw("times", amount=factor) for factor in grid(6)]
-_LAWS: dict[str, list[PartLaw]] = {
-    "options": [PartLaw("options", name) for name in OPTIONS],
-    "sampled": [PartLaw("options", name) for name in OPTIONS if name != "greedy"],
-    "unusual": [PartLaw("options", name) for name in OPTIONS if name not in BASES],
-    "greedy": [PartLaw("options", "greedy")],
-    "powers": [PartLaw("power", amount=power) for power in grid(3)],
-    "likeliest": [PartLaw("likeliest", amount=count) for count in (2, 3, 5, 10)],
-    "beside": [PartLaw("beside", name) for name in BESIDE],
-    "more": [law for law in _TIMES if law.amount > 1],
-    "less": [law for law in _TIMES if law.amount < 1],
-    "then-less": [law._replace(rule="then-times") for law in _TIMES if law.amount < 1],
-    "steps": [PartLaw("step", amount=(step + 0.5) / 26) for step in range(26)],  # each stands for those around it
-    "elsewhere": [PartLaw("again-place", name) for name in ("before", "behind")],
-    "left": [PartLaw("again-left", name) for name in ("before", "behind", "first-column")],
-    "before": [PartLaw("place", "before")],
-    "begin": [PartLaw("place", "first-column")],
-    "rounds": [PartLaw("place", name) for name in ("round-before", "round-before-end")],
-    "first": [PartLaw("first", name) for name in FIRST],
+def _each(rule: str, names: Iterable[str]) -> tuple[PartLaw, ...]:
+    return tuple(PartLaw(rule, name) for name in names)
+
+
+def _only(rule: str) -> tuple[PartLaw, ...]:
+    return (PartLaw(rule),)
+
+
+_ANY_OPTION = _each("options", OPTIONS)
+_ANY_BUT_GREEDY = tuple(law for law in _ANY_OPTION if law.of != "greedy")
+_NO_BASE = tuple(law for law in _ANY_OPTION if law.of not in BASES)
+_GREEDY = (PartLaw("options", "greedy"),)
+_POWERS = tuple(PartLaw("power", amount=power) for power in grid(3))
+_LIKELIEST = tuple(PartLaw("likeliest", amount=count) for count in (2, 3, 5, 10))
+_BESIDE = _each("beside", BESIDE)
+_MORE = tuple(PartLaw("times", amount=factor) for factor in grid(6) if factor > 1)
+_LESS = tuple(PartLaw("times", amount=factor) for factor in grid(6) if factor < 1)
+_THEN_LESS = tuple(law._replace(rule="then-times") for law in _LESS)
+_STEPS = tuple(PartLaw("step", amount=(step + 0.5) / 26) for step in range(26))  # each stands for those around it
+_REDRAWN = _each("again-place", ("before", "behind"))
+_RESIDUAL_OF = _each("again-left", ("before", "behind", "first-column"))
+_COLUMN_BEFORE = (PartLaw("place", "before"),)
+_FIRST_COLUMN = (PartLaw("place", "first-column"),)
+_ROUND_BEFORE = _each("place", ("round-before", "round-before-end"))
+_FIRST_TOKENS = _each("first", FIRST)
+
+_BY_KIND: dict[str, list[Error]] = {
+    "target-option": [
+        Error(
+            "the target's distribution is taken {how} where draft tokens are verified",
+            _ANY_OPTION,
+            Parts(accept=P, correction=P),
+        ),
+        Error(
+            "the target's distribution is taken {how}",
+            _ANY_BUT_GREEDY,
+            Parts(accept=P, correction=P, bonus=OWN, first=OWN),
+        ),
+        Error(
+            "the target's distribution is taken {how}: the answer is the argmax",
+            _GREEDY,
+            Parts(accept=P, correction=P, bonus=OWN, first=OWN),
+        ),
+        Error(
+            "the target's distribution is taken {how}",
+            _POWERS,
+            Parts(accept=P, correction=P, bonus=OWN, first=OWN),
+            told=TOKENS,
+        ),
+        Error("acceptance takes the target's distribution {how}", _ANY_OPTION, Parts(accept=P)),
+        Error(
+            "the distributions of target and draft are taken {how}",
+            _NO_BASE,
+            Parts(draft=OWN, accept=PQ, correction=PQ, bonus=OWN, first=OWN),
+            among=ALL_OPTIONS,
+            told=ROUNDS,
+        ),
+        Error(
+            "the distributions of target and draft are taken {how} where draft tokens are verified",
+            _NO_BASE,
+            Parts(draft=OWN, accept=PQ, correction=PQ),
+            among=ALL_OPTIONS,
+            told=ROUNDS,
+        ),
+    ],
+    "draft-law": [
+        Error(
+            "draft tokens are drawn {how}, and compared with another distribution",
+            _ANY_BUT_GREEDY,
+            Parts(draft=OWN),
+            among=REJECTION,
+        ),
+        Error(
+            "draft tokens are drawn {how}, and compared with another distribution",
+            _POWERS,
+            Parts(draft=OWN),
+            among=REJECTION,
+        ),
+        Error(
+            "draft tokens are the draft's likeliest, and compared with another distribution",
+            _GREEDY,
+            Parts(draft=OWN),
+            among=REJECTION,
+        ),
+        Error(
+            "draft tokens are drawn from the draft's {amount} likeliest, and compared with another distribution",
+            _LIKELIEST,
+            Parts(draft=OWN),
+            among=REJECTION,
+            told=ROUNDS,
+        ),
+        Error(
+            "draft tokens are drawn uniformly, and compared with another distribution",
+            _only("uniform"),
+            Parts(draft=OWN),
+            among=REJECTION,
+            told=ROUNDS,
+        ),
+        Error(
+            "draft tokens are compared with the draft's distribution {how}, which they are not drawn from",
+            _ANY_OPTION,
+            Parts(accept=Q, correction=Q),
+            among=ALL_OPTIONS,
+        ),
+        Error(
+            "acceptance takes the draft's distribution {how}",
+            _ANY_OPTION,
+            Parts(accept=Q),
+            among=ALL_OPTIONS,
+            told=ROUNDS,
+        ),
+        Error(
+            "acceptance takes the draft token for certain",
+            _only("certain"),
+            Parts(accept=MATCHED),
+            among=REJECTION,
+            told=ROUNDS,
+        ),
+    ],
+    "wrong-draft-row": [
+        Error(
+            "draft tokens are compared with the draft's distribution of {how}",
+            _BESIDE,
+            Parts(accept=Q, correction=Q),
+            among=ALL_OPTIONS,
+        ),
+        Error(
+            "acceptance takes the draft's distribution of {how}",
+            _BESIDE,
+            Parts(accept=Q),
+            among=ALL_OPTIONS,
+            told=ROUNDS,
+        ),
+        Error(
+            "corrections take the draft's distribution of {how}",
+            _BESIDE,
+            Parts(correction=Q),
+            among=ALL_OPTIONS,
+            told=ROUNDS,
+        ),
+    ],
+    "over-acceptance": [
+        Error("every draft token is accepted", _only("always"), Parts(accept=RULE)),
+        Error("the first draft token of a round is always accepted", _only("first-column"), Parts(accept=RULE)),
+        Error(
+            "draft tokens behind the first of a round are always accepted",
+            _only("later-columns"),
+            Parts(accept=RULE),
+            told=ROUNDS,
+        ),
+        Error(
+            "draft tokens are accepted that the target never emits",
+            _only("impossible"),
+            Parts(accept=RULE),
+            told=ROUNDS,
+        ),
+        Error(
+            "draft tokens are accepted where they are to be refused",
+            _only("one-minus"),
+            Parts(accept=RULE),
+            told=ROUNDS,
+        ),
+        Error(
+            "draft tokens are accepted where they are the target's likeliest",
+            _only("argmax"),
+            Parts(accept=RULE),
+            told=TOKENS,
+        ),
+        Error("the ratio is inverted", _only("inverted"), Parts(accept=RULE), among=REJECTION),
+        Error(
+            "the ratio is inverted, and corrections are drawn from the target's distribution",
+            _only("again"),
+            Parts(accept=INVERTED, correction=RULE),
+            among=REJECTION,
+            told=TOKENS,
+        ),
+        Error("the ratio is about {amount} times what is right", _MORE, Parts(accept=RULE), among=REJECTION),
+        Error(
+            "draft tokens are accepted about {amount} times as often as is right",
+            _MORE,
+            Parts(accept=RULE),
+            among=MATCH,
+            told=TOKENS,
+        ),
+    ],
+    "under-acceptance": [
+        Error("no draft token is accepted", _only("never"), Parts(accept=RULE)),
+        Error("the ratio is about {amount} times what is right", _LESS, Parts(accept=RULE), among=REJECTION),
+        Error(
+            "draft tokens are accepted about {amount} times as often as is right",
+            _LESS,
+            Parts(accept=RULE),
+            among=MATCH,
+            told=TOKENS,
+        ),
+        Error(
+            "draft tokens are accepted about {amount} times as often as is right",
+            _THEN_LESS,
+            Parts(accept=RULE),
+            among=REJECTION,
+            told=ROUNDS,
+        ),
+    ],
+    "threshold-acceptance": [
+        Error(
+            "a draft token is accepted where its ratio exceeds about {amount}: no random number decides",
+            _STEPS,
+            Parts(accept=RULE),
+            among=REJECTION,
+            told=ROUNDS,
+        ),
+        Error(
+            "a draft token is accepted where its probability exceeds about {amount}: no random number decides",
+            _STEPS,
+            Parts(accept=RULE),
+            among=MATCH,
+            told=ROUNDS,
+        ),
+    ],
+    "residual": [
+        Error("corrections take the target's distribution {how}", _ANY_OPTION, Parts(correction=P)),
+        Error(
+            "corrections take the draft's distribution {how}",
+            _ANY_OPTION,
+            Parts(correction=Q),
+            among=ALL_OPTIONS,
+            told=ROUNDS,
+        ),
+        Error(
+            "corrections take the distributions of target and draft {how}",
+            _ANY_OPTION,
+            Parts(correction=PQ),
+            among=ALL_OPTIONS,
+            told=ROUNDS,
+        ),
+        Error(
+            "corrections are the likeliest of what the draft left of the target's distribution",
+            _only("argmax"),
+            Parts(correction=RULE),
+            among=REJECTION,
+        ),
+        Error(
+            "corrections are drawn from what the target leaves of the draft's distribution",
+            _only("backwards"),
+            Parts(correction=RULE),
+            among=REJECTION,
+            told=ROUNDS,
+        ),
+        Error("corrections are drawn from the draft", _only("draft"), Parts(correction=RULE), told=ROUNDS),
+        Error(
+            "corrections are drawn as if the draft token had been certain",
+            _only("again"),
+            Parts(correction=RULE),
+            among=REJECTION,
+            told=ROUNDS,
+        ),
+        Error(
+            "corrections are drawn from the target's distribution, and not from what the draft left of it",
+            _only("again"),
+            Parts(accept=RULE, correction=RULE, bonus=ANY),
+            among=REJECTION,
+        ),
+        Error(
+            "a refused draft token may be drawn again",
+            _only("again"),
+            Parts(accept=RULE, correction=RULE, bonus=ANY),
+            among=MATCH,
+        ),
+        Error(
+            "corrections are drawn from the target's distribution without the row's options",
+            _only("again-options"),
+            Parts(accept=RULE, correction=RULE, bonus=ANY),
+            told=ROUNDS,
+        ),
+        Error(
+            "corrections are drawn from the absolute difference of the distributions",
+            _only("again-absolute"),
+            Parts(accept=RULE, correction=RULE, bonus=ANY),
+        ),
+        Error(
+            "corrections are the target's likeliest",
+            _only("again-argmax"),
+            Parts(accept=RULE, correction=RULE, bonus=ANY),
+        ),
+    ],
+    "correction-column": [
+        Error("corrections are drawn from {how}", _REDRAWN, Parts(accept=RULE, correction=RULE, bonus=ANY)),
+        Error(
+            "corrections are drawn from the residual of {how}",
+            _RESIDUAL_OF,
+            Parts(accept=RULE, correction=RULE),
+            among=ALL_OPTIONS,
+            told=ROUNDS,
+        ),
+    ],
+    "reused-noise": [
+        Error(
+            "the random number that refused the draft token picks the correction",
+            _only("coin"),
+            Parts(correction=RULE),
+            among=REJECTION,
+            told=ROUNDS,
+        ),
+        Error(
+            "the random number that refused a draft token, or accepted the last, picks the correction and the bonus",
+            _only("coin"),
+            Parts(correction=RULE, bonus=OWN),
+            among=REJECTION,
+            told=ROUNDS,
+        ),
+        Error(
+            "the random number that accepted the last draft token picks the bonus",
+            _only("coin"),
+            Parts(bonus=OWN),
+            among=REJECTION,
+            told=ROUNDS,
+        ),
+        Error(
+            "one random number decides on all draft tokens of a round",
+            _only("one-coin"),
+            Parts(accept=RULE),
+            among=REJECTION,
+            told=ROUNDS,
+        ),
+        Error(
+            "the random numbers that drew the draft token draw the correction",
+            _only("race"),
+            Parts(correction=RULE),
+            among=REJECTION,
+            told=ROUNDS,
+        ),
+    ],
+    "bonus-law": [
+        Error("a bonus is drawn {how}", _ANY_OPTION, Parts(bonus=OWN)),
+        Error("a bonus is drawn {how}", _POWERS, Parts(bonus=OWN)),
+    ],
+    "bonus-column": [
+        Error("a bonus is drawn from {how}", _COLUMN_BEFORE, Parts(bonus=OWN)),
+        Error("a bonus is drawn from {how}", _FIRST_COLUMN, Parts(bonus=OWN), told=ROUNDS),
+    ],
+    "stale-bonus": [
+        Error("a bonus is drawn from {how}", _ROUND_BEFORE, Parts(bonus=OWN), told=ROUNDS),
+    ],
+    "first-token": [
+        Error("the first token is drawn {how}", _ANY_OPTION, Parts(first=OWN), told=ROUNDS),
+        Error("the first token is drawn {how}", _POWERS, Parts(first=OWN), told=ROUNDS),
+        Error("the first token is drawn {how}", _FIRST_TOKENS, Parts(accept=RULE, correction=RULE, first=OWN)),
+    ],
 }
-
-
-def table(columns: int) -> list[list[str]]:
-    """The cells of a table in `laws.md`, which is known by its number of columns."""
-    lines = Path(__file__).with_name("laws.md").read_text("utf-8").splitlines()
-    rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|"))
-    return [row for row in rows if len(row) == columns][2:]
-
-
-def _error(kind: str, words: str, laws: str, takes: str, among: str, told: str) -> Error:
-    pairs = (pair.partition("=") for pair in takes.split())
-    parts = tuple((part, how) for part, _, how in pairs)
-    return Error(kind, words, tuple(_LAWS.get(laws, [PartLaw(laws)])), parts, among, told)
-
-
-ERRORS = tuple(_error(*row) for row in table(6))
+ERRORS = tuple(error._replace(kind=kind) for kind, errors in _BY_KIND.items() for error in errors)
+"""Each error of one part of a round that a name is looked for among."""
 
 
 class SamplerLaws(NamedTuple):
@@ -466,27 +808,38 @@ def wrong_samplers(told: str, rights: Sequence[SamplerLaws]) -> tuple[SamplerLaw
         _with(right, error, law)
         for right in rights
         for error in ERRORS
-        if error.told in ("", told) and error.among in ("", right.accept.scheme, _own(right))
+        if error.told in ("", told) and error.among in ("", right.accept.scheme, _all_options(right))
         for law in error.laws
     )
 
 
-def _own(right: SamplerLaws) -> str:
-    return "own" if right.accept == Verification(REJECTION) else ""
+def _all_options(right: SamplerLaws) -> str:
+    return ALL_OPTIONS if right.accept == Verification(REJECTION) else ""
 
 
 def _with(right: SamplerLaws, error: Error, law: PartLaw) -> SamplerLaws:
     parts: dict[str, Any] = {}
-    for part, how in error.takes:
-        if how in ("own", "any"):
-            parts[part] = law if how == "own" else None
-        elif how == "match":
-            parts[part] = Verification(MATCH)
-        elif how in ("p", "q", "pq"):
-            own = right.accept
-            parts[part] = own._replace(p=law if "p" in how else own.p, q=law if "q" in how else own.q)
-        else:
-            parts[part] = right.accept._replace(rule=law if how == "rule" else PartLaw(how))
+    own = right.accept
+    for part, how in zip(Parts._fields, error.parts, strict=True):
+        match how:
+            case None:
+                continue
+            case Taken.OWN:
+                parts[part] = law
+            case Taken.ANY:
+                parts[part] = None
+            case Taken.MATCHED:
+                parts[part] = Verification(MATCH)
+            case Taken.RULE:
+                parts[part] = own._replace(rule=law)
+            case Taken.INVERTED:
+                parts[part] = own._replace(rule=PartLaw("inverted"))
+            case Taken.P:
+                parts[part] = own._replace(p=law)
+            case Taken.Q:
+                parts[part] = own._replace(q=law)
+            case Taken.PQ:
+                parts[part] = own._replace(p=law, q=law)
     return right._replace(error=error, law=law, **parts)
 
 

@@ -335,6 +335,8 @@ def misfit(reads: Sequence[Read], part: str, name: Any, less: bool = False) -> f
         return misfit_of_laws(
             (PartLaws(read).law(part, name), read.q[""], tokens) for read, tokens in zip(told, seen, strict=True)
         )
+    # Acceptance may be wrong along any of these: by its own chance, by the place in the round, by what the target gives
+    # the token. A table by one of them is blind to a fault along another, so all three bet.
     tables = [_Acceptance(by, less) for by in ("chance", "column", "p")]
     for read in told:
         for t, chance in enumerate(bounded(PartLaws(read).acceptance(name)).tolist()):
@@ -511,6 +513,8 @@ def _rounds(read: Read) -> Iterator[_Round]:
 
 def _pairs(current: _Round, before: _Round | None) -> Iterator[tuple[tuple[Numbers, When], tuple[float, float]]]:
     """The pairs of draws in which a round uses numbers again, each with the factors of the ways to draw."""
+    # The column before in this round, and the same column of the round before: a generator that is rewound to the
+    # beginning of a round, or is not moved on within it, repeats at just these places.
     for column, draw in current.drafts.items():
         for when, other in (
             ("round", current.drafts.get(column - 1)),

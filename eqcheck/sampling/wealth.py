@@ -64,7 +64,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from eqcheck.contract.errors import UsageError
-from eqcheck.sampling.laws import Bools, Cells, Floats, Ints, SampledRow, fresh, grid, normal, spent, table, tighter
+from eqcheck.sampling.laws import Bools, Cells, Floats, Ints, SampledRow, fresh, grid, normal, spent, tighter
 
 # Bets against the target's law: each is a law that a wrong sampler might follow.
 #
@@ -112,11 +112,85 @@ AMOUNTS: dict[str, Sequence[float]] = {
     "own-race": LAGS,
 }
 """The amounts of laws that have some."""
+
+
+class Wager(NamedTuple):
+    """A law that tokens may follow, with the shares of it that are bet on.
+
+    A share is how many of the tokens are taken to follow the law: less than a third where that is rare, 0.3 to 0.75
+    where only some parts of a round do, 0.99 where all do. It is not the amount of a fault. ``expects``, ``kind`` and
+    ``cause`` are those of its bets; `stray-law` earns from whatever is wrong.
+    """
+
+    law: str
+    shares: tuple[float, ...]
+    expects: str
+    kind: str = ""
+    cause: str = ""
+
+
+_TILTS = (-0.5, -0.2, 0.2, 0.5)
+_SHARED = ("shared-noise", "rows share random numbers")
+_SHARED_COINS = ("shared-noise", "rows share the random numbers that accept draft tokens")
+_REUSED = ("reused-noise", "a row uses random numbers again")
+WAGERS = (
+    Wager("draft", (0.01, 0.03, 0.1, 0.3), "drawn from the draft", kind="over-acceptance"),
+    Wager("residual", (0.05, 0.2), "drawn from the residual", kind="under-acceptance"),
+    Wager(
+        "residual-unused",
+        (0.5, 0.99),
+        "drawn in rounds that correct from the target's distribution, not from the residual",
+        kind="residual",
+    ),
+    Wager("drawn-again", (0.99,), "that are drawn again where they are not equal to the draft token", kind="residual"),
+    Wager("draft-argmax", (0.05, 0.3), "that are the draft's most likely ones"),
+    Wager("threshold", (0.75,), "accepted where the target's probability is a fixed share of the draft's, or more"),
+    Wager(
+        "residual-of-before",
+        (0.3,),
+        "drawn from what the draft's distribution of the prefix before leaves of the target's",
+    ),
+    Wager("coin-kept", (0.3, 0.6), "picked by the random number that accepted the token before", kind="reused-noise"),
+    Wager("power", (0.99,), "drawn at another temperature", kind="target-option"),
+    Wager("raw", (0.99,), "drawn without the row's cuts", kind="target-option"),
+    Wager("argmax", (0.05, 0.3), "that are the target's most likely ones", kind="target-option"),
+    Wager("uniform", (0.01, 0.05, 0.3), "drawn from all of the vocabulary alike", kind="stray-law"),
+    Wager("prefix-before", (0.1, 0.3), "drawn from the distribution after one token less"),
+    Wager("other-rows", (0.1, 0.3), "drawn from the distributions of other rows"),
+    Wager("row-before", (0.1, 0.3), "drawn from the distribution of the row before"),
+    Wager("tighter", (0.5, 0.99), "drawn as if the row's cut took one token more", kind="target-option"),
+    Wager("first-row-options", (0.99,), "drawn with the options of the first row", kind="target-option"),
+    Wager("first-argmax", (0.3,), "at the start of a row that are the target's most likely ones", kind="first-token"),
+    Wager("first-raw", (0.99,), "at the start of a row that are drawn without its options", kind="first-token"),
+    Wager("pit-id-1", _TILTS, "whose ids lean to one side, or to the middle, or away from it"),
+    Wager("pit-id-2", _TILTS, "whose ids lean to one side, or to the middle, or away from it"),
+    Wager("pit-id-3", _TILTS, "whose ids lean to one side, or to the middle, or away from it"),
+    Wager("pit-p-1", _TILTS, "that are too often likely, too often unlikely, or too often in between"),
+    Wager("pit-p-2", _TILTS, "that are too often likely, too often unlikely, or too often in between"),
+    Wager("pit-p-3", _TILTS, "that are too often likely, too often unlikely, or too often in between"),
+    Wager("pit-p/q-1", _TILTS, "that the draft overrates too often, or too seldom"),
+    Wager("pit-p/q-2", _TILTS, "that the draft overrates too often, or too seldom"),
+    Wager("pit-p/q-3", _TILTS, "that the draft overrates too often, or too seldom"),
+    Wager(
+        "twin-equal",
+        (0.05, 0.3, 0.99),
+        "that a twin row has, too",
+        kind="shared-noise",
+        cause="twin rows emit the same tokens",
+    ),
+    Wager("shared-uniform", (0.1, 0.5), "drawn with the random numbers of other rows", *_SHARED),
+    Wager("shared-uniform-by-p", (0.3,), "drawn with the random numbers of other rows", *_SHARED),
+    Wager("shared-race", (0.5,), "drawn with the random numbers of other rows", *_SHARED),
+    Wager("shared-coin", (0.4, 0.99), "accepted or refused by the random numbers of other rows", *_SHARED_COINS),
+    Wager("shared-coin-first", (0.4, 0.99), "accepted or refused by the random numbers of other rows", *_SHARED_COINS),
+    Wager("own-uniform", (0.3,), "drawn with earlier random numbers of the row", *_REUSED),
+    Wager("own-race", (0.3,), "drawn with earlier random numbers of the row", *_REUSED),
+)
 _BETS = tuple(
-    Bet(law, amount, float(share), words, kind, cause)
-    for law, kind, shares, words, cause in table(5)
-    for amount in AMOUNTS.get(law, (0,))
-    for share in shares.split()
+    Bet(wager.law, amount, share, wager.expects, wager.kind, wager.cause)
+    for wager in WAGERS
+    for amount in AMOUNTS.get(wager.law, (0,))
+    for share in wager.shares
 )
 ALTERNATIVES, PAIRS = (tuple(bet for bet in _BETS if bool(bet.cause) == of_pairs) for of_pairs in (False, True))
 """The bets on the tokens of a row alone, and those on random numbers that are shared or used again."""
@@ -489,6 +563,8 @@ class Wealth:
                 raise UsageError(f"twin of row {number}: expected an earlier row, got {row.twin}")
             if row.p.shape[1] != rows[0].p.shape[1]:
                 raise UsageError(f"row {number}: expected laws over {rows[0].p.shape[1]} tokens, got {row.p.shape[1]}")
+        # All is checked before anything is counted: a case that is refused must leave no part of itself in the
+        # evidence.
         seeds = set(self._seeds)
         new = fresh(rows, seeds)
         if whole:

@@ -157,6 +157,9 @@ class Alone:
 
         ``rounds``: rounding decides near-ties, so a cache that answers otherwise shows nothing by itself.
         """
+        # The cheapest way that explains the observed row is taken: one call, then token by token without a cache, then
+        # the other ways. Each may only free the decoder: a row is accused after all of them disagree with it, and
+        # after the model has given the same scores twice.
         kept = observed[:limit]
         whole = self.whole(prompt, kept)
         steady = whole is not None

@@ -40,6 +40,8 @@ def penalised(
     named = (options.logit_bias, options.bad_words, options.allowed_ids, options.grammar)
     if (*asked, options.no_repeat_ngram_size, *named) == (1.0, 0.0, 0.0, 0, 0, (), (), (), ()):
         return scores
+    # The order is part of the meaning: penalties act on biased scores, and what is forbidden stays so whatever they
+    # say. A repetition penalty multiplies scores below zero, because to divide them would make such a token likelier.
     scores = scores.clone()
     for token, bias in options.logit_bias:
         scores[:, token] += bias

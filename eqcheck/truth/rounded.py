@@ -162,6 +162,8 @@ class RowGaps:
         laws = [its for its, _ in ways]
         gaps = [self._unexplained(*each) for each in zip(prompts, kept, laws, strict=True)]
         new, before = list[int](), self.threshold
+        # Each beginning counts once: the same row decoded again brings the same rounding, so it would be one piece of
+        # evidence multiplied.
         for at, (prompt, row) in enumerate(zip(prompts, kept, strict=True)):
             first = next((place for place, gap in enumerate(gaps[at]) if gap > before), len(row))
             name = tuple(prompt), row[: first + 1]
@@ -177,6 +179,9 @@ class RowGaps:
 
         A row far from them may be near those of another way to generate it alone, such as with a cache.
         """
+        # One call for the whole row is the cheapest and, where lengths change nothing, right for each prefix. Only a
+        # row that is far from it is fed in other ways; each that comes nearer by half is believed, so that a decoder is
+        # not accused of what the model itself does with a cache.
         whole = self._alone.whole(prompt, row)
         if not row:
             return torch.zeros(0, self._alone.scores(prompt).shape[-1]), None
@@ -262,6 +267,8 @@ class RowGaps:
         self, prompts: Sequence[_Ids], rows: Sequence[tuple[int, ...]], ways: Sequence[tuple[torch.Tensor, Way | None]]
     ) -> list[list[torch.Tensor | None]]:
         """The laws of rows as the model computes them otherwise; where a length changes them, beside a copy alone."""
+        # Controls are computed as unlike the row's own way as a right decoder may: beside other rows, and in pieces
+        # with a cache. Their gaps are the noise that wrong tokens are held against.
         controls: list[list[torch.Tensor | None]] = [[] for _ in rows]
         for at, (prompt, row, (its, way)) in enumerate(zip(prompts, rows, ways, strict=True)):
             if way is not None:

@@ -313,6 +313,8 @@ def marks(run: Run, rows: set[int]) -> dict[int, list[list[Mark]]]:
     A token counts only if a query with exactly the right context stands behind it. A draft token counts only if the
     draft was asked for it in its right context, too.
     """
+    # Rounds that ask again for known tokens bring no draw of their own. The last token of a round is the target's:
+    # after a refusal a correction, after accepted drafts a bonus, and plain where nothing was drafted.
     by_row: dict[int, list[list[Mark]]] = defaultdict(list)
     for own in run.rounds.every:
         if own.row not in rows or own.last + 1 < own.known:
@@ -384,6 +386,7 @@ def broken(
     excused: Callable[[Explanation], bool] = lambda _: False,
 ) -> Explanation | None:
     """The first promise of the case that a seeded row does not keep, unless it is ``excused``."""
+    # A decode that fails says nothing about a promise, so such a trial is left out.
     seeded = case.seeded
     if not outputs or not seeded:
         return None

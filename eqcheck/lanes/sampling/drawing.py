@@ -215,6 +215,8 @@ class SampledEngineCases:
 
     def case(self, number: int) -> SampledEngineCase:
         """One of the cases; those of a block share regime and K."""
+        # A case depends on its number alone, so that shards draw apart what one audit draws. The opening has short
+        # blocks: every regime has its turn before the time of a short audit is over.
         early = OPENING * len(self.regimes) if self.opening else 0
         block = number // OPENING if number < early else early // OPENING + (number - early) // BLOCK
         name = self.regimes[block % len(self.regimes)]

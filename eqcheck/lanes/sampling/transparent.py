@@ -85,6 +85,7 @@ def greedy_drawn(outcome: Outcome, try_case: TryCase) -> Outcome | None:
     case, read = outcome.case, outcome.explanation
     if read is None or read.row is None or case.rows[read.row].temperature:
         return None
+    # The row alone first, then beside one sampled row: the smaller of the two that shows it names what it takes.
     rng = Random(case.entropy)
     sampled = [[min(read.row, other), max(read.row, other)] for other, row in enumerate(case.rows) if row.temperature]
     for rows in ([read.row], *sampled[:2]):
@@ -180,6 +181,8 @@ def _read(outcome: SampledOutcome, number: int, digests: Words) -> Read:
 
 def _around(outcome: SampledOutcome, number: int, rounds: list[list[Mark]]) -> dict[str, Floats]:
     """The target's laws ``[n, V]`` at other places of the row, by `PLACES`."""
+    # Where a place does not exist, as before the first token, it gets the right law there, which tells nothing for or
+    # against the name.
     p = outcome.sampled[number].p
     places: dict[str, list[Floats]] = {name: [] for name in PLACES}
     for count, marks in enumerate(rounds):

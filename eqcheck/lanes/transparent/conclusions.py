@@ -150,6 +150,8 @@ def _ends(result: Audit, finding: Finding) -> list[str]:
     if len(at_limit) >= _ENOUGH and len(last) >= _NEARLY_ALL * len(failing):
         # The last token is cut off whatever it is: one fault, which an EOS and a limit would tell as two.
         return [ended_by([("last-token", len(last))], 0, len(failing))]
+    # The end that explains most failing cases is told and its cases are taken out, then the next one: counted over all
+    # cases, an end that often comes with the true one would be told beside it.
     while left and len(ends) < len(ENDS):
         counts = Counter(end for facts in left for end in endings(facts))
         end, count = max(counts.items(), key=lambda pair: pair[1], default=(None, 0))

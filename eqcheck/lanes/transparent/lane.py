@@ -18,7 +18,7 @@ from eqcheck.contract.family import FAMILY, claimed_by
 from eqcheck.decoding.harness import truth_of
 from eqcheck.drawing.cases import DRAWN_OPTIONS, fits
 from eqcheck.explanation.notice import INCONCLUSIVE, Notice
-from eqcheck.explanation.statements import unrepeated
+from eqcheck.explanation.statements import CALLS_UNSEEN, Doubt, not_counted
 from eqcheck.lanes.lane import Lane
 from eqcheck.lanes.transparent.conclusions import conclusions as of_counts
 from eqcheck.lanes.transparent.conclusions import table, with_axes
@@ -117,6 +117,8 @@ class TransparentLane(Lane):
         again = confirms(outcome, self.running, self.sequences, slowest, left())
         if again is None:
             return None
+        # A group may hold two faults of one symptom: a decoder that leaks state may fail alone, too. The rest of the
+        # group is asked for sequences, so that the simpler fault does not hide the leak.
         leaks: list[Finding] = []
         if self.sequences and outcome.symptom != HANG and not again.case.before:
             others = [other for other in group if other is not outcome and other.drawn]
@@ -172,15 +174,15 @@ class TransparentLane(Lane):
 
     def _calls(self, outcome: Outcome) -> DrawnDecode | str:
         if outcome.fingerprint == HANG:
-            return "The decoder did not end: its calls are not shown."
+            return CALLS_UNSEEN["hung"]
         task = partial(try_calls, explanation=outcome.explanation)
         with self.decoding(task, said=[]) as running:
             again = running.try_case(outcome.case)
         shown: DrawnDecode | None = again.observed.get("calls")
         if shown is None:
-            return "The decoder ended its process: its calls are not shown."
+            return CALLS_UNSEEN["ended"]
         if again.outputs != outcome.outputs:
-            return replace(shown, story=None, note="The decoder answered differently when its calls were recorded.")
+            return replace(shown, story=None, note=CALLS_UNSEEN["differs"])
         return shown
 
     def conclude(self) -> None:
@@ -243,15 +245,12 @@ class TransparentLane(Lane):
 
     def _in_doubt(self, finding: Finding) -> str:
         case = finding.case.id
+        why: Doubt = "two-answers"
         if finding.fingerprint == HANG:
-            why = f"{unrepeated(hung=True)}; if the machine is slow, raise --case-timeout"
-        elif self.sequences and case in self.sequences.unlike:
-            why = "the request fails each time, and not in the same way: the decoder is nondeterministic"
+            why = "hung"
         elif self.sequences:
-            why = "it does not repeat in a fresh process: the decoder is nondeterministic or keeps state"
-        else:
-            why = "the same request gave two answers; name the decoder by a spec to have it tried in a fresh process"
-        return Notice(f"{finding.fingerprint} (case {case}) is not counted: {why}", INCONCLUSIVE)
+            why = "unlike" if case in self.sequences.unlike else "passed"
+        return Notice(not_counted(finding.fingerprint, case, why), INCONCLUSIVE)
 
     conclusions = staticmethod(of_counts)
 

@@ -257,6 +257,8 @@ class Source:
 
     def chunk(self, index: int, size: int = CHUNK) -> list[Case]:
         """The first ``size`` cases of the ``index``-th chunk; cases of a source are distinct while there are others."""
+        # What a batch adds depends on the number of the batch alone, never on time or results: shards and replays have
+        # to draw the same cases.
         start = index * CHUNK
         while len(self._drawn.order) < start + size:
             self._drawn.keep(self._candidates())
@@ -319,6 +321,7 @@ class Source:
 
     def _lacking(self) -> list[Case]:
         """A case for each claim that none of the first ones tests; the rarest things come together seldom by chance."""
+        # Each case that is added may meet further claims, so those met are counted on: fewer cases open the audit.
         met = {claim for case in self._drawn.order for claim in claims_in(case)}
         choose, added = Chance(Random(f"eqcheck {self.seed} opening")), list[Case]()
         for family in self.families:

@@ -104,6 +104,8 @@ class SequenceSearch:
         if case.before:
             proof = self._sequence(case) if outcome.drawn else self.proof(case)
             return proof or self.examine(replace(outcome, case=case.alone), timeout, seconds)
+        # Alone first, and in a fresh process: a fault that needs no earlier request must not be told as state. Then the
+        # sequences that were proved before, since one leak fails many cases, and only then the whole history.
         first = self.fresh.try_case(case, timeout)
         if first.explanation is not None:
             same = all(self.fresh.same.try_case(case, timeout).repeats(first) for _ in range(RERUNS))
@@ -291,6 +293,8 @@ def confirmed(outcome: Outcome, runner: Workers) -> Outcome:
     """
     if outcome.fingerprint == HANG or outcome.case.before:
         return outcome
+    # A new decoder for the second opinion: state of earlier tries is no part of this case. Another output means that
+    # the case does not repeat, and then no witness says anything about it.
     runner.renew()
     again = runner.try_case(outcome.case, opinion=True)
     if again.outputs != outcome.outputs:
