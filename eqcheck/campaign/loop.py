@@ -20,7 +20,7 @@ from eqcheck.contract.requirements import unmet
 from eqcheck.explanation.notice import INCONCLUSIVE, UNEXPLAINED, VACUOUS, Notice, guarded, internal_error, note
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.text import render
-from eqcheck.lanes.lane import Lane, lane_named, lanes_of
+from eqcheck.lanes.lane import Lane, conclusions, lanes_of
 from eqcheck.result import claims
 from eqcheck.result.findings import Audit, Finding, Options, OtherCase
 from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, UNTRIED, Outcome
@@ -86,7 +86,7 @@ def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda 
     begun = time.monotonic()
     first, *others = campaigns = [Campaign(lane, listen) for lane in lanes_of(decoder, options)]
     sampled = any(other.lane.sampled for other in others)
-    counts = [one.lane.options.cases for one in campaigns]
+    counts = [one.lane.total for one in campaigns]
     total = None if None in counts else sum(count or 0 for count in counts)
     drawn = first.result.lane, total, first.result.families, sampled
     listen(events.Started(decoder.name, *drawn, options.budget))
@@ -114,7 +114,7 @@ def concluded(audits: list[Audit]) -> Audit:
     """The result of all lanes together, with the conclusions of each."""
     for audit in audits:
         with guarded(audit.internal, "conclude", lane=audit.lane):
-            lane_named(audit.lane).conclusions(audit)
+            conclusions(audit)
         audit.findings.sort(key=lambda finding: -finding.count)
     result, *others = audits
     for other in others:

@@ -33,7 +33,7 @@ class Pace:
     """
 
     def __init__(self, lane: Lane) -> None:
-        self.lane, self.budget, self.drawn = lane, lane.options.budget, False
+        self.lane, self.budget, self.drawn = lane, lane.budget, False
         self.until = float("inf")  # when cases are no longer made smaller
         self.end = float("inf")
         self.begins(lane.begun)
@@ -69,7 +69,7 @@ class Pace:
         if self.budget:
             return started + self.budget * lane.share
         # With so many cases the same seed gives the same report, however slow it is here.
-        return started + (lane.seconds if lane.options.cases is None else float("inf"))
+        return started + (lane.seconds if lane.total is None else float("inf"))
 
     def resumes(self, end: float) -> bool:
         """Return whether there is time to look into more until then; it is the end from now on, but for scripts."""

@@ -26,7 +26,6 @@ from eqcheck.contract.options import SCORING
 from eqcheck.contract.profiles import SERVED
 from eqcheck.contract.requirements import unmet
 from eqcheck.explanation.notice import guarded
-from eqcheck.lanes.checkpoint.conclusions import conclusions as of_counts
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.investigate import ENDS, MANY, SWITCH, Investigation, needs, without
 from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome, abduced, explain, fitting, judged
@@ -78,7 +77,7 @@ def _request(decoder: Decoder, case: EngineCase) -> dict[str, Any]:
 @contextmanager
 def engine(lane: Lane, python: str, judge: Judged | None = None) -> Iterator[Workers]:
     """The decoder of a lane on the checkpoints, set up; the audit gets its version."""
-    with worker(lane.decoder, python, lane.options.case_timeout, judge) as process:
+    with worker(lane.decoder, python, lane.limits.timeout, judge) as process:
         process.on_loading = lane.on_loading
         process.open()
         lane.result.version = process.version
@@ -93,6 +92,8 @@ class CheckpointLane(Lane):
     def __init__(self, decoder: Decoder, options: Options) -> None:
         super().__init__(decoder, options)
         self.python = environment(decoder, options.python)
+        self.called = not (decoder.checkpoints or options.python)  # with models, not with folders
+        self.seed, self.bounds, self.block = options.seed, options.within(SERVED), options.block
         families = (EngineCase.family,)
         self.result = Audit(decoder, options, "checkpoint", families, families)
         self.scripts: dict[str, Future[str | None]] = {}  # by id of finding
@@ -118,7 +119,7 @@ class CheckpointLane(Lane):
     def claimed(self) -> list[Claim]:
         """Checkpoints, drafters and options; of a decoder that is called with models the options of rows alone."""
         decoder, rest = self.decoder, {"finish-reason", "seeds", "no-drafts", "only-dictated-drafts"}
-        if not (decoder.checkpoints or self.options.python):
+        if self.called:
             asked = [name for name in CAPABILITIES if name in decoder.capabilities and name in ROW_OPTIONS]
             return [Claim("capability", name) for name in asked]
         drafters = {"ngram": "ngram", "dictated-drafts": "dictated", "only-dictated-drafts": "dictated"}
@@ -133,13 +134,12 @@ class CheckpointLane(Lane):
         return claimed + [Claim("checkpoint", kind) for kind in decoder.kinds]
 
     def cases(self) -> Iterator[EngineCase]:
-        decoder, bounds = self.decoder, self.options.within(SERVED)
+        decoder = self.decoder
         # An engine that is sampled loads the random checkpoint as well.
         varied = {"logprobs", "temperature"} <= set(decoder.capabilities) and decoder.dtype not in LESS
         claims = decoder.capabilities, decoder.requires, decoder.kinds
         switches = () if decoder.dtype in LESS else hook(decoder.function, "switches")
-        latest = not self.options.profile
-        return EngineCases(self.options.seed, *claims, bounds, varied, self.options.block, switches, latest).cases()
+        return EngineCases(self.seed, *claims, self.bounds, varied, self.block, switches, not self.fixed).cases()
 
     def condition(self, case: EngineCase) -> tuple[str, ...]:
         """The options of the engine; those of rows may be beside the point."""
@@ -264,7 +264,7 @@ class CheckpointLane(Lane):
         case, arrivals = outcome.case, "arrivals" in self.decoder.capabilities
         alike = _before(outcome) if outcome.symptom == WRONG_TOKEN else []
         at_once = arrivals or "many-rows" in self.decoder.capabilities
-        most = self.options.within(SERVED).rows if at_once else MANY - 1
+        most = self.bounds.rows if at_once else MANY - 1
         sizes = accumulate((len(one.rows) for one in reversed(alike)), initial=len(case.rows))
         fitting = sum(size <= most for size in sizes) - 1
         known = self.carrying
@@ -333,8 +333,6 @@ class CheckpointLane(Lane):
         self.scripting.shutdown(wait=False, cancel_futures=True)
         for finding in result.findings:
             result.files |= shared(self.decoder, finding.case) if finding.script else {}
-
-    conclusions = staticmethod(of_counts)
 
     def _with_script(self, finding: Finding) -> Finding:
         """The finding with its script, if it was seen to show it."""
