@@ -96,6 +96,7 @@ def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda 
     for other in others:
         if first.result.interrupted or _failed_fast(first.result):
             break
+        # Simpler cases fail already: those on a checkpoint, which take longer, are left for a later audit.
         if (other.result.lane, first.result.lane) == ("checkpoint", "transparent") and first.result.violations:
             skipped = True
             continue
@@ -119,6 +120,7 @@ def concluded(audits: list[Audit]) -> Audit:
     result, *others = audits
     for other in others:
         result.join(other)
+    # What no case exercised is no news where the drawing ended early, or most rows go wrong before it.
     if _failed_fast(result) or _hidden(result):  # it ended, or the rows did, before there could be more
         result.warnings = [said for said in result.warnings if not isinstance(said, Notice) or said.kind != VACUOUS]
     result.unreached = [left for left in result.unreached if not result.tally.tested[left.claim]]
@@ -262,7 +264,7 @@ class Campaign:
     def replay(self) -> None:
         """Decode what broke the decoder before, as far as it is of this lane and within what is asked."""
         for path, stored in self.corpus.load().items() if self.corpus else ():
-            if self.over or not (self.pace.replays() and self.lane.asks(stored.case) and self._meets(stored.case)):
+            if not self._replays(stored.case):
                 continue
             outcome = None
             with guarded(self.result.internal, "judge", stored.case):
@@ -279,6 +281,10 @@ class Campaign:
             self.tell(events.CaseDone, len(self.result.replayed), None, self.failing, True, self.result.lane, outcome)
             self.check()
 
+    def _replays(self, case: Any) -> bool:
+        """Return whether to decode a stored case: there is time, it is of this lane, and the decoder takes it."""
+        return not self.over and self.pace.replays() and self.lane.asks(case) and self._meets(case)
+
     def _of_sequence(self, outcome: Outcome) -> Outcome:
         """Return how a case after other requests is told.
 
@@ -289,6 +295,15 @@ class Campaign:
             if alone.failed:
                 return alone
         return of_sequence(outcome)
+
+    def _recorded(self, outcome: Outcome) -> Outcome:
+        """Record the outcome of a drawn case; one that eqcheck itself could not judge is an error, and no outcome."""
+        if outcome.internal is not None:
+            note(self.result.internal, outcome.internal)
+            return outcome
+        outcome = self._of_sequence(outcome)
+        self.result.outcomes.append(outcome)
+        return outcome
 
     def draw(self) -> bool:
         """Decode new cases until it is time to look into what fails, or there are no more; False: none was left."""
@@ -301,11 +316,7 @@ class Campaign:
             if outcome.case.family in running.given_up:
                 continue
             self.decoded += 1
-            if outcome.internal is not None:
-                note(self.result.internal, outcome.internal)
-            else:
-                outcome = self._of_sequence(outcome)
-                self.result.outcomes.append(outcome)
+            outcome = self._recorded(outcome)
             self.check()
             self.notes.update(dict.fromkeys([running.note] if running.note else []))
             if outcome.failed:

@@ -493,6 +493,7 @@ class _Lane:
         if wealth is None or exclusion is None:
             return
         result.wealth, result.exclusion = result.wealth or type(wealth)(), result.exclusion or type(exclusion)()
+        # A shard that shares a row's seed with those before it repeats their draws, and is left out of the evidence.
         if result.wealth.join(wealth):
             result.exclusion.join(exclusion)
         else:

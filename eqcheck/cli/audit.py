@@ -165,6 +165,7 @@ def execute(plan: Plan) -> int:
         print(f"eqcheck {__version__}, {plan.asked.profile.line}", file=sys.stderr, flush=True)
     known: dict[str, set[str]] = {}
     with progress(plan.json or plan.quiet, known) as shown:
+        # The progress is shown before torch is imported: that takes seconds.
         if "torch" not in sys.modules:
             shown(Working("", "models"))
         import_models()
@@ -310,9 +311,8 @@ def exit_code(results: Sequence[Audit], allow_known: bool, max_draft_loss: float
         return INCONCLUSIVE
     if any(result.failing(allow_known) or result.stale or result.outdated for result in results):
         return VIOLATION
-    for result in results:  # on trained models a known violation shows, too
-        if result.real_pair and result.real_pair.wrong and not result.violations:
-            return VIOLATION
+    if any(result.real_pair and result.real_pair.wrong and not result.violations for result in results):
+        return VIOLATION  # where there are violations, a known one shows on trained models, too
     if not any(result.tally.run for result in results):
         return NOTHING
     unclear = any(result.verdict == "inconclusive" or result.doubtful for result in results)

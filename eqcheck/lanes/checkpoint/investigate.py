@@ -10,10 +10,11 @@ from itertools import takewhile
 from typing import Any
 
 from eqcheck.abduction import Abduced
-from eqcheck.case.engine import EngineCase
+from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.case.reduction import put, reduced
 from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.judge import truth
+from eqcheck.checkpoints.truth import Truth
 from eqcheck.contract.decoders import CAPABILITIES, Decoder, RowOptions
 from eqcheck.contract.options import SCORING, simpler, stuck
 from eqcheck.contract.requirements import unmet
@@ -105,40 +106,60 @@ def candidates(case: EngineCase, capabilities: Collection[str] = CAPABILITIES) -
     """
     sampled = case.sampled if isinstance(case, SampledEngineCase) else []
     own = not sampled and {"row-limits", "row-eos"} <= set(capabilities)  # else rows share their options
-    if len(case.rows) > 1:
-        yield from (case.of([number]) for number in sampled)
-        if sampled and len(case.rows) > 2:
-            yield case.of([0, len(case.rows) - 1])  # they are twins
-    alone = truth(case.checkpoint)
-    for name in needs(case):
-        if name == "dictated-drafts" and "only-dictated-drafts" in capabilities:
-            continue
-        yield without(case, (name,))
-        if name.endswith("-penalty") and own:
-            plain = zip(case.rows, without(case, (name,)).rows, strict=True)
-            yield replace(case, rows=tuple(ending_like(row, other, alone) for row, other in plain))
-    size = len(case.rows) // 2
-    while size:
-        for start in range(0, len(case.rows), size):
-            yield replace(case, rows=case.rows[:start] + case.rows[start + size :])
-        size //= 2
+    yield from _few_of_sampled(case, sampled)
+    yield from _with_fewer_options(case, capabilities, own)
+    yield from _with_fewer_rows(case)
     if not own:
         yield from map(case.with_options, _simpler(case.options))
     if sampled and case.drafting == "model":
         for size in (1, 3):
             yield replace(case, rows=tuple(replace(row, prompt=row.prompt[:size]) for row in case.rows))
     for number, row in enumerate(() if sampled else case.rows):
-        smaller = [replace(row, prompt=prompt) for prompt in _shorter(row.prompt)]
-        smaller += [replace(row, accepts=accepts) for accepts in _duller(row.accepts)]
-        ends = any(getattr(row.options, name) for name in _ENDS)
-        smaller += [ending_like(row, candidate, alone) for candidate in smaller if ends and own]
-        if own:
-            smaller += [replace(row, options=options) for (options,) in _simpler([row.options])]
-        for candidate in smaller:
+        for candidate in _smaller_rows(row, truth(case.checkpoint), own):
             yield replace(case, rows=put(case.rows, (number,), candidate))
     for k in sorted({1, case.num_draft_tokens // 2, case.num_draft_tokens - 1} - {0, case.num_draft_tokens}):
         if k < case.num_draft_tokens:
             yield replace(case, num_draft_tokens=k)
+
+
+def _few_of_sampled(case: EngineCase, sampled: Sequence[int]) -> Iterator[EngineCase]:
+    """One of the sampled rows alone, and the twins, which are the first row and the last."""
+    if len(case.rows) > 1:
+        yield from (case.of([number]) for number in sampled)
+    if sampled and len(case.rows) > 2:
+        yield case.of([0, len(case.rows) - 1])
+
+
+def _with_fewer_options(case: EngineCase, capabilities: Collection[str], own: bool) -> Iterator[EngineCase]:
+    """The case with one option at its default; without a penalty other tokens come, so rows get ends among these."""
+    for name in needs(case):
+        if name == "dictated-drafts" and "only-dictated-drafts" in capabilities:
+            continue
+        yield without(case, (name,))
+        if name.endswith("-penalty") and own:
+            alone = truth(case.checkpoint)
+            plain = zip(case.rows, without(case, (name,)).rows, strict=True)
+            yield replace(case, rows=tuple(ending_like(row, other, alone) for row, other in plain))
+
+
+def _with_fewer_rows(case: EngineCase) -> Iterator[EngineCase]:
+    """The case without half of its rows, a fourth of them, and so on, down to one."""
+    size = len(case.rows) // 2
+    while size:
+        for start in range(0, len(case.rows), size):
+            yield replace(case, rows=case.rows[:start] + case.rows[start + size :])
+        size //= 2
+
+
+def _smaller_rows(row: EngineRow, alone: Truth, own: bool) -> list[EngineRow]:
+    """The row with a shorter prompt, less that is accepted, or simpler options, where they are its ``own``."""
+    smaller = [replace(row, prompt=prompt) for prompt in _shorter(row.prompt)]
+    smaller += [replace(row, accepts=accepts) for accepts in _duller(row.accepts)]
+    if own and any(getattr(row.options, name) for name in _ENDS):
+        smaller += [ending_like(row, candidate, alone) for candidate in smaller]
+    if own:
+        smaller += [replace(row, options=options) for (options,) in _simpler([row.options])]
+    return smaller
 
 
 def _simpler(rows: Sequence[RowOptions]) -> Iterator[list[RowOptions]]:

@@ -171,36 +171,37 @@ class CheckpointLane(Lane):
 
     def _belongs(self, outcome: Outcome) -> int | None:
         """The finding with which a case fails even without its other options, or whose cause explains its tokens."""
-        named = needs(outcome.case)
+        named, wrong = needs(outcome.case), isinstance(outcome, EngineOutcome) and outcome.wrong
         possible = {
             number: finding
             for number, finding in enumerate(self.result.findings)
             if finding.standing == "violation" and set(finding.needs) <= set(named)
         }
-        near = [number for number, finding in possible.items() if outcome.symptom in finding.seen]
         vague = []
-        for number in near:
-            finding = possible[number]
-            others = tuple(name for name in named if name not in finding.needs)
-            if others and self._decode(without(outcome.case, others)).symptom != outcome.symptom:
+        for number, finding in possible.items():
+            if outcome.symptom not in finding.seen or not self._fails_without_others(outcome, finding):
                 continue
             if finding.explanation.kind != "unattributed" or self.in_vain[finding.id] >= _TELLING:
                 return number
             vague.append(number)
         causes = self.investigation.causes
         known = {number: causes[finding.id] for number, finding in possible.items() if finding.id in causes}
-        wrong = isinstance(outcome, EngineOutcome) and outcome.wrong
         fit = fitting(outcome, list(known.values()), partly=True) if wrong and known else None
         fit = fit or (abduced(outcome) if wrong and (known or vague) else None)  # which takes longest
-        for number, cause in known.items():
-            if fit and fit.search.edit in {one.search.edit for one in (cause, *cause.also)}:
-                return number
-        if not vague or fit is not None:
-            return None  # it may look like another case that nobody could explain
+        if fit is not None:
+            # Where no finding has this cause it is a new one, and none of those that look alike without a cause.
+            return next((number for number, cause in known.items() if cause.of_edit(fit.search.edit)), None)
+        if not vague:
+            return None
         finding = self.result.findings[vague[0]]
         behind = sum(len(row.observed) - (row.first or 0) for row in wrong or ())  # a few tokens tell nothing
         self.in_vain[finding.id] += finding.minimised and behind >= _SAYING
         return vague[0]
+
+    def _fails_without_others(self, outcome: Outcome, finding: Finding) -> bool:
+        """Return whether the case fails alike without the options that the finding does not need."""
+        others = tuple(name for name in needs(outcome.case) if name not in finding.needs)
+        return not others or self._decode(without(outcome.case, others)).symptom == outcome.symptom
 
     def _decode(self, case: EngineCase) -> Outcome:
         if case.prefix_caching in self.carrying:

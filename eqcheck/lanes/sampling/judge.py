@@ -376,8 +376,10 @@ def wrong_law(outcome: Outcome, wealth: Wealth, cause: Named | None, impossible:
         clauses += _hints(wealth)
     kind = cause.kind if cause else IMPOSSIBLE if impossible else "stray-law"
     facts: dict[str, int | str] = {"evidence": evidence, "tokens": wealth.tokens, "bet": best[0][0].name}
-    facts |= {"likelier": f"1e{cause.log_factor / math.log(10):.0f}"} if cause and cause.words else {}
-    facts |= {"again": " ".join(f"{one.numbers}:{one.when}" for one in cause.again)} if cause and cause.again else {}
+    if cause and cause.words:
+        facts["likelier"] = f"1e{cause.log_factor / math.log(10):.0f}"
+    if cause and cause.again:
+        facts["again"] = " ".join(f"{one.numbers}:{one.when}" for one in cause.again)
     explanation = replace(first or Explanation("sampling", kind), kind=kind, facts=facts).saying(*clauses)
     return replace(outcome, status="violation", explanation=explanation)
 

@@ -200,6 +200,7 @@ class TransparentLane(Lane):
         end = self.begun + self.budget if self.budget else float("inf")
         for place, name in enumerate(list(told)[:MOST_SLOW]):
             losing = [one for one in result.claimed if any(cause.fingerprint == name for cause in one.lost)]
+            # Each cause gets an equal share of the time that is left.
             left = (end - time.monotonic()) / (len(told) - place)
             if not losing or not any(
                 cause.fingerprint == name and not cause.window for o in losing for cause in o.lost

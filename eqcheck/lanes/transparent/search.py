@@ -265,11 +265,9 @@ class Source:
             if self._drawn.batches % _AGAIN == 0:
                 self._drawn.add(self._alike(self._drawn.order[-1]))
             if self._drawn.batches % _DIVERGE == _DIVERGE - 1:
-                for case in self._diverging(self._drawn.order[-1], self._drawn.batches // _DIVERGE):
-                    self._drawn.add(case)
+                self._drawn.add(*self._diverging(self._drawn.order[-1], self._drawn.batches // _DIVERGE))
             if self.opening:
-                for case in self._made_now():
-                    self._drawn.add(case)
+                self._drawn.add(*self._made_now())
         return self._drawn.order[start : start + size]
 
     def minimise(self, case: Case, fails: Callable[[Case], bool], *, tries: int = 500, seconds: float = 60.0) -> Case:
@@ -321,6 +319,7 @@ class Source:
         """A case for each claim that none of the first ones tests; the rarest things come together seldom by chance."""
         met = {claim for case in self._drawn.order for claim in claims_in(case)}
         choose, added = Chance(Random(f"eqcheck {self.seed} opening")), list[Case]()
+        # A case for one claim often tests others, which are met then.
         for family in self.families:
             for state in (state for state in self.cache_states if fits(state, family, self.bounds)):
                 if {Claim("family", family), Claim("cache state", state)} <= met:
@@ -427,11 +426,11 @@ class _Drawn:
     batches: int = 0
     _seen: Counter[Feature] = field(default_factory=Counter)
 
-    def add(self, case: Case | None) -> None:
-        """Keep a case that is given, whatever its score."""
-        if case is not None:
-            self.order.append(case)
-            self.known.add(case)
+    def add(self, *cases: Case | None) -> None:
+        """Keep the cases that are given, whatever their scores."""
+        made = [case for case in cases if case is not None]
+        self.order.extend(made)
+        self.known.update(made)
 
     def keep(self, candidates: list[_Candidate]) -> None:
         """Keep the candidate of the highest score, then the next given that one, and so on."""

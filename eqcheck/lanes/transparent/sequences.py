@@ -105,6 +105,7 @@ class SequenceSearch:
         if case.before:
             proof = self._sequence(case) if outcome.drawn else self.proof(case)
             return proof or self.examine(replace(outcome, case=case.alone), timeout, seconds)
+        # Alone first, then behind what is proven to break cases; a search in the own history takes longest.
         first = self.fresh.try_case(case, timeout)
         if first.explanation is not None:
             same = all(self.fresh.same.try_case(case, timeout).repeats(first) for _ in range(RERUNS))
@@ -319,6 +320,7 @@ def confirmed(outcome: Outcome, runner: Workers) -> Outcome:
     if again.outputs != outcome.outputs:
         return outcome
     if again.explanation and again.explanation.component == "unattributed" and again.explanation.permuted[1]:
+        # `variants` from the fourth on draw ids anew; the others keep equal ids equal.
         others = [
             runner.try_case(case, opinion=True) for case in (*variants(outcome.case)[3:], redrawn(outcome.case, 6))
         ]
