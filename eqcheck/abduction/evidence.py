@@ -251,10 +251,14 @@ class Evidence:
                 for (at, column), scores in answered.items():
                     branch = branches[row][at]
                     if column == len(branch):
-                        before = [*self.texts[row][len(self.prompts[row]) : at], *branch]
-                        chosen = pick(scores, self.case.rows[row], before) if with_options else int(scores.argmax())
-                        branch.append(chosen)
+                        branch.append(
+                            self._drafted_next(row, at, branch, scores) if with_options else int(scores.argmax())
+                        )
         return branches
+
+    def _drafted_next(self, row: int, at: int, branch: list[int], scores: torch.Tensor) -> int:
+        """The draft token after a branch, with the row's options, for which the tokens of the branch count."""
+        return pick(scores, self.case.rows[row], [*self.texts[row][len(self.prompts[row]) : at], *branch])
 
     @cached_property
     def verified(self) -> Branches:
@@ -353,15 +357,13 @@ class Evidence:
             # Beyond its limit a row has no tokens, so drafts there are rejected, and later rounds may see them.
             most = 0 if prefilled and not rounds else self.case.num_draft_tokens
             drafts = {row: drafted[row][n][: min(most, self.budget(row, n) + beyond)] for row, n in at.items()}
-            accepted = {row: agreeing(drafts[row], self.texts[row][n:]) for row, n in at.items()}
             if least:
                 drafts, accepted = self._as_least(at, drafts)
-            turns = tuple(
-                Turn(row, n, tuple(drafts[row]), accepted[row], min(n + accepted[row] + 1, len(self.texts[row])))
-                for row, n in at.items()
-            )
-            rounds.append(turns)
-            at = {turn.row: turn.end for turn in turns if turn.end < len(self.texts[turn.row])}
+            else:
+                accepted = {row: agreeing(drafts[row], self.texts[row][n:]) for row, n in at.items()}
+            ends = {row: min(n + accepted[row] + 1, len(self.texts[row])) for row, n in at.items()}
+            rounds.append(tuple(Turn(row, n, tuple(drafts[row]), accepted[row], ends[row]) for row, n in at.items()))
+            at = {row: end for row, end in ends.items() if end < len(self.texts[row])}
         return rounds
 
     def _as_least(

@@ -580,7 +580,7 @@ def _scores(rotation: Rotation, reads: Reads) -> tuple[Array, Array | None]:
 # A model's answers to programs: one forward for all calls of an engine; a built function's are evaluated.
 
 _BLIND, _NEVER = -1e30, -1e38  # a query that sees nothing attends to all its slots alike, and to nothing else
-_CELLS = 3_000_000  # of masks in one forward
+_CELLS = 3_000_000  # of masks in one forward, which take 24 MB
 
 
 def answers(model: Any, programs: Sequence[Program]) -> list[Answers]:

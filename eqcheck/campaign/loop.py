@@ -125,10 +125,15 @@ def concluded(audits: list[Audit]) -> Audit:
         result.warnings = [said for said in result.warnings if not isinstance(said, Notice) or said.kind != VACUOUS]
     result.unreached = [left for left in result.unreached if not result.tally.tested[left.claim]]
     if result.unreached and result.tally.drawn:
-        kind = INCONCLUSIVE if result.silent and not result.violations else VACUOUS
-        profile = result.options.profile.name if result.options.profile else ""
-        result.warnings.append(Notice(claims.sentence(result.unreached, result.tally.drawn, profile), kind))
+        result.warnings.append(_untested(result))
     return result
+
+
+def _untested(result: Audit) -> Notice:
+    """The warning about claims that no case tested; it decides the verdict where more cases would have tested them."""
+    kind = INCONCLUSIVE if result.silent and not result.violations else VACUOUS
+    profile = result.options.profile.name if result.options.profile else ""
+    return Notice(claims.sentence(result.unreached, result.tally.drawn, profile), kind)
 
 
 def _hidden(result: Audit) -> bool:

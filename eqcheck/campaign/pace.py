@@ -12,11 +12,12 @@ from eqcheck.lanes.lane import Lane
 from eqcheck.result.outcome import Outcome
 
 LOOKING = 0.9  # of a time budget; then scripts are finished
-DRAWING, DRAWING_AT_MOST = 0.25, 0.5  # of the rest of that in each round; the latter for the cases of a verdict
-VERDICT = 1000  # cases
+# A verdict rests on cases, so half of the time that is left is for drawing until there are 1,000 of them; after that
+# it is a fourth in each round, and the rest is for looking into what fails.
+DRAWING, DRAWING_AT_MOST, VERDICT = 0.25, 0.5, 1000
 COUNTING = 0.25  # of the time of a lane at most
 LEAST_ROUND = 0.08  # of the budget
-_LAST_RESORT_S = 3600.0
+_LAST_RESORT_S = 3600.0  # with cases and no budget: an audit of an engine ends all the same
 DECLINED = 200  # so many cases of a decoder that takes none
 
 

@@ -26,7 +26,7 @@ from eqcheck.result.outcome import DrawnDecode, Outcome
 if TYPE_CHECKING:
     from eqcheck.workers.worker import TryCase, Workers
 
-REPEATS = 3
+REPEATS = 3  # so many times a failing case is decoded again before its failure is believed
 MOST_LOOKED_AT = 60  # cases that are drawn, and not decoded, to say how many a claim takes
 LESS = ("float16", "bfloat16")  # than float32
 EXACT_LAW = "full"  # the checkpoint on which rows of such engines sample

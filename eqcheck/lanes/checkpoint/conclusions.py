@@ -58,19 +58,16 @@ def conclusions(result: Audit) -> None:
 
 def _warnings(result: Audit) -> list[str]:
     """The warnings about things that the audit cannot say."""
-    warnings, tally = _undeclared(result.decoder), result.tally
-    if (
-        "temperature" in result.decoder.capabilities
-        and result.decoder.dtype in LESS
-        and EXACT_LAW not in result.decoder.kinds
-    ):
-        said = f"in {result.decoder.dtype} that takes the checkpoint {EXACT_LAW}; add it to kinds="
+    decoder, tally = result.decoder, result.tally
+    warnings = _undeclared(decoder)
+    if "temperature" in decoder.capabilities and decoder.dtype in LESS and EXACT_LAW not in decoder.kinds:
+        said = f"in {decoder.dtype} that takes the checkpoint {EXACT_LAW}; add it to kinds="
         warnings.append(f"no sampled rows were tested: {said}")
     essential = ["several_rows", "ragged_prompts"]
     if tally.observed[SPEAKS]:
         essential += ["accepted", "rejected"]
-    drafts = result.decoder.checkpoints and "no-drafts" not in result.decoder.capabilities
-    warnings += silent(tally) if drafts else []  # others are given a draft that is counted elsewhere
+    if decoder.checkpoints and "no-drafts" not in decoder.capabilities:
+        warnings += silent(tally)  # others are given a draft that is counted elsewhere
     missing = declining.unseen(essential, result.coverage, result.decoder.requires)
     if missing and tally.run:
         warnings.append(Notice(declining.lacking([CHECKPOINT.counters[name] for name in missing]), VACUOUS))

@@ -712,19 +712,11 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
     budget, preempted = case.token_budget or 10**9, observed.get("preemptions", 0) > 0
     # A row's first token takes a step without a draft, every other step yields what is accepted and one more.
     steps = sum(map(len, outputs)) - len(rows) - observed.get("accepted", 0)
-    checks = {
-        "several_rows": len(rows) > 1,
-        "many_rows": len(rows) >= 32,
-        "prompt_of_one": any(len(row.prompt) == 1 for row in rows),
-        "prompt_of_round": any(len(row.prompt) == case.num_draft_tokens + 1 for row in rows),
-        "prompt_of_blocks": any(len(row.prompt) % _BOUNDARIES[0] == 0 for row in rows),
-        "ragged_prompts": len({len(row.prompt) for row in rows}) > 1,
+    checks = _of_rows(case) | {
         "ngram": case.drafting == "ngram",
         "dictated": case.drafting == "dictated",
         "contexts": observed.get("contexts", 0) > 0,
         "ngram_silent": case.drafting == "ngram" and observed.get("drafted", steps) < steps,
-        "row_limits": len({o.max_new_tokens for o in options}) > 1,
-        "row_eos": len({o.eos_token_ids for o in options}) > 1,
         "token_budget": case.token_budget is not None,
         "budget_below_round": budget < len(rows) * (case.num_draft_tokens + 1),
         "prompt_beyond_budget": any(len(row.prompt) > budget for row in rows),
@@ -732,12 +724,27 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
         "kv_blocks": case.kv_blocks is not None and (case.kv_blocks < needed or preempted),
         "prefix_hits": observed.get("prefix_hits", 0) > 0,
         "preemptions": preempted,
-        "answers": any(o.n > 1 for o in options),
         "late_rows": observed.get("late_rows", 0) > 0,
     }
     checks |= stops_seen(case, outputs) | cancelled(options, outputs) | grammars_seen(case, outputs)
     counters = {name for name, holds in (checks | reached(case, outputs)).items() if holds}
     return counters | answered(case, outputs, observed) | option_effects.triggered(case, outputs)
+
+
+def _of_rows(case: EngineCase) -> dict[str, bool]:
+    """The counters that the rows of a case raise, whatever is returned."""
+    rows, options = case.rows, [row.options for row in case.rows]
+    return {
+        "several_rows": len(rows) > 1,
+        "many_rows": len(rows) >= 32,
+        "prompt_of_one": any(len(row.prompt) == 1 for row in rows),
+        "prompt_of_round": any(len(row.prompt) == case.num_draft_tokens + 1 for row in rows),
+        "prompt_of_blocks": any(len(row.prompt) % _BOUNDARIES[0] == 0 for row in rows),
+        "ragged_prompts": len({len(row.prompt) for row in rows}) > 1,
+        "row_limits": len({o.max_new_tokens for o in options}) > 1,
+        "row_eos": len({o.eos_token_ids for o in options}) > 1,
+        "answers": any(o.n > 1 for o in options),
+    }
 
 
 def answered(case: EngineCase, outputs: Sequence[tuple[int, ...]], observed: Mapping[str, Any]) -> set[str]:

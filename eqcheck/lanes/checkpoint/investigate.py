@@ -197,7 +197,8 @@ def _shorter(prompt: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 MINIMISE_S, EXPLAIN_S = 20.0, 20.0  # for a finding
 ENDS = (HELD_BACK, TOO_EARLY)
 _OPTIONS = {name.replace("_", "-") for name in SCORING}
-# Cases like a failing one that are decoded: for a wrong use of an option, for another cause, and rows of all of them.
+# Cases like a failing one that are decoded: for a wrong use of an option, for another cause, and rows of all of them. A
+# wrong use makes one wrong token in a case, often the second best, so it takes many cases to show more than chance.
 _ALIKE, _ALIKE_WRONG, _ALIKE_ROWS = 40, 12, 120
 
 

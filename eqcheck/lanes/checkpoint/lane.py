@@ -43,7 +43,9 @@ _PATIENCE = 4  # so many limits, for a case that did not end within one
 UNSTEADY = "the case fails each time it is decoded alone, but with different tokens, so no cause was found"
 _EARLIER = (1, 4)  # cases that the engine decoded before a failing one; then all that it did
 _TELLING = 3  # cases of a group that abduction is asked about first
-_SAYING = 6  # tokens from the first wrong one on, with which a case may tell its cause
+# Tokens from the first wrong one on, with which a case may tell its cause: a smaller one without a cause looks like any
+# other, and would count them all with its finding.
+_SAYING = 6
 _ROW_OPTIONS = (
     "arrival",
     *(name.replace("_", "-") for name in SCORING),

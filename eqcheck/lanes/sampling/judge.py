@@ -362,18 +362,17 @@ class Gathered:
 
 def wrong_law(outcome: Outcome, wealth: Wealth, cause: Named | None, impossible: bool = False) -> Outcome:
     """The wrong law explained, on this case: ``impossible`` says that it has a token without probability."""
-    best, crossed = wealth.best(), wealth.supremum >= VIOLATION
+    best = wealth.best()
     evidence = f"{wealth.supremum:.2g}"
     first = outcome.explanation if impossible else None
     clauses = [cause.words] if cause and cause.words else []
     clauses += [first.detail] if first else []
-    if crossed:
+    if wealth.supremum >= VIOLATION:
         clauses.append(
             f"after {wealth.tokens:,} tokens the evidence (e-value) against the target's distribution is "
             f"{power(wealth.supremum)}; a correct decoder reaches 10^6 in one audit of a million"
         )
-    if not cause and crossed:
-        clauses += _hints(wealth)
+        clauses += _hints(wealth) if not cause else []
     kind = cause.kind if cause else IMPOSSIBLE if impossible else "stray-law"
     facts: dict[str, int | str] = {"evidence": evidence, "tokens": wealth.tokens, "bet": best[0][0].name}
     if cause and cause.words:

@@ -202,9 +202,7 @@ class TransparentLane(Lane):
             losing = [one for one in result.claimed if any(cause.fingerprint == name for cause in one.lost)]
             # Each cause gets an equal share of the time that is left.
             left = (end - time.monotonic()) / (len(told) - place)
-            if not losing or not any(
-                cause.fingerprint == name and not cause.window for o in losing for cause in o.lost
-            ):
+            if not any(_lost_by_fault(one, name) for one in losing):
                 continue
             self.on_step("shrink", name)
             with self.decoding(try_case, said=[]) as running:
@@ -276,3 +274,8 @@ def _not_taken(decoder: Decoder, case: Case) -> str:
     if case.logprobs and "logprobs" not in decoder.capabilities:
         return "it returns no log-probabilities"
     return ""
+
+
+def _lost_by_fault(outcome: Outcome, name: str) -> bool:
+    """Return whether draft tokens are lost by this cause, and not because the draft sees only the newest tokens."""
+    return any(cause.fingerprint == name and not cause.window for cause in outcome.lost)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
-from itertools import cycle, islice, pairwise
+from itertools import cycle, islice, pairwise, product
 from random import Random
 
 import numpy as np
@@ -320,15 +320,14 @@ class Source:
         met = {claim for case in self._drawn.order for claim in claims_in(case)}
         choose, added = Chance(Random(f"eqcheck {self.seed} opening")), list[Case]()
         # A case for one claim often tests others, which are met then.
-        for family in self.families:
-            for state in (state for state in self.cache_states if fits(state, family, self.bounds)):
-                if {Claim("family", family), Claim("cache state", state)} <= met:
-                    continue
-                narrow = replace(self.claims, families=(family,), cache_states=(state,))
-                case = self._drawn_within(choose, narrow, Claim("cache state", state))
-                if case is not None:
-                    added.append(case)
-                    met |= claims_in(case)
+        for family, state in product(self.families, self.cache_states):
+            if not fits(state, family, self.bounds) or {Claim("family", family), Claim("cache state", state)} <= met:
+                continue
+            narrow = replace(self.claims, families=(family,), cache_states=(state,))
+            case = self._drawn_within(choose, narrow, Claim("cache state", state))
+            if case is not None:
+                added.append(case)
+                met |= claims_in(case)
         for name in (name for name in DRAWN_OPTIONS if name in self.capabilities):
             if (claim := Claim("capability", name)) not in met and (
                 case := self._drawn_within(choose, self.claims, claim)
