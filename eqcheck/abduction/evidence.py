@@ -245,7 +245,9 @@ class Evidence:
     def _drafted(self, with_options: bool) -> Branches:
         """The proposals of the draft, if there is one; ``with_options`` of the rows applied, or greedily."""
         branches = self._each(lambda row, at: [])
-        for _ in range(self.case.num_draft_tokens if self.draft is not None else 0):
+        if self.draft is None:
+            return branches
+        for _ in range(self.case.num_draft_tokens):
             # A forward for each draft token, after all numbers of committed tokens at once.
             for row, answered in enumerate(self._answered(self.draft, branches)):
                 for (at, column), scores in answered.items():
@@ -357,10 +359,9 @@ class Evidence:
             # Beyond its limit a row has no tokens, so drafts there are rejected, and later rounds may see them.
             most = 0 if prefilled and not rounds else self.case.num_draft_tokens
             drafts = {row: drafted[row][n][: min(most, self.budget(row, n) + beyond)] for row, n in at.items()}
+            accepted = {row: agreeing(drafts[row], self.texts[row][n:]) for row, n in at.items()}
             if least:
                 drafts, accepted = self._as_least(at, drafts)
-            else:
-                accepted = {row: agreeing(drafts[row], self.texts[row][n:]) for row, n in at.items()}
             ends = {row: min(n + accepted[row] + 1, len(self.texts[row])) for row, n in at.items()}
             rounds.append(tuple(Turn(row, n, tuple(drafts[row]), accepted[row], ends[row]) for row, n in at.items()))
             at = {row: end for row, end in ends.items() if end < len(self.texts[row])}

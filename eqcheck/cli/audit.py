@@ -182,10 +182,7 @@ def execute(plan: Plan) -> int:
         if failures := short().failures:
             return broken(failures)
         plan = plan.with_folders()
-        if strangers := known_violations.unheard(plan.known, list(plan.folders)):
-            print(f"eqcheck: --known {printable(str(plan.known_file))} {strangers}", file=sys.stderr)
-        if older := known_violations.older(plan.decoders, registry.shipped()):
-            print(f"eqcheck: {printable(older)}", file=sys.stderr)
+        _warn_of_known(plan)
         known |= known_violations.passing(plan.known, plan.decoders, plan.today)
         found = _reported(plan, shown)
     if not found:  # interrupted before there was anything
@@ -197,6 +194,14 @@ def execute(plan: Plan) -> int:
         for error in report.internal_errors:
             print(f"eqcheck: {printable(error.text)}", file=sys.stderr)
     return exit_code([audit for audit, _ in done.values()], plan.allow_known, plan.max_draft_loss)
+
+
+def _warn_of_known(plan: Plan) -> None:
+    """Warn of known violations of decoders that are not audited here, and of those that are declared in code."""
+    if strangers := known_violations.unheard(plan.known, list(plan.folders)):
+        print(f"eqcheck: --known {printable(str(plan.known_file))} {strangers}", file=sys.stderr)
+    if older := known_violations.older(plan.decoders, registry.shipped()):
+        print(f"eqcheck: {printable(older)}", file=sys.stderr)
 
 
 def _loaded(plan: Plan, shown: Listener) -> Plan:

@@ -76,7 +76,8 @@ def _warnings(result: Audit) -> list[str]:
         if (cases := result.coverage.get(needed)) and not result.coverage.get(seen):
             warnings.append(f"the engine reports no {what} in {many(cases, 'case')} {happened}; does it report them?")
     warnings += declining.of_requirements(result.decoder)
-    warnings += declining.of_ends(result.decoder, tally) if tally.run else []
+    if tally.run:
+        warnings += declining.of_ends(result.decoder, tally)
     warnings += declining.too_many(tally.declined, tally.drawn)
     warnings += refused(tally, result.decoder.dtype)
     # A profile has as many cases as it has; an engine that declines everything has a warning of its own.

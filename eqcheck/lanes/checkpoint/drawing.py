@@ -364,8 +364,8 @@ def _between(rows: Sequence[EngineRow]) -> list[int]:
 
     Rows are requests one after the other only where each arrives later than the one before.
     """
-    arrivals, begun, blocks = [row.options.arrival for row in rows], dict[tuple[int, ...], int](), list[int]()
-    if any(arrival >= later for arrival, later in pairwise(arrivals)):
+    begun, blocks = dict[tuple[int, ...], int](), list[int]()
+    if any(one.options.arrival >= later.options.arrival for one, later in pairwise(rows)):
         return []
     for number, row in enumerate(rows):
         begins = row.prompt[:KV_BLOCK]

@@ -373,7 +373,8 @@ def wrong_law(outcome: Outcome, wealth: Wealth, cause: Named | None, impossible:
             f"{power(wealth.supremum)}; a correct decoder reaches 10^6 in one audit of a million"
         )
         clauses += _hints(wealth) if not cause else []
-    kind = cause.kind if cause else IMPOSSIBLE if impossible else "stray-law"
+    unnamed = IMPOSSIBLE if impossible else "stray-law"
+    kind = cause.kind if cause else unnamed
     facts: dict[str, int | str] = {"evidence": evidence, "tokens": wealth.tokens, "bet": best[0][0].name}
     if cause and cause.words:
         facts["likelier"] = f"1e{cause.log_factor / math.log(10):.0f}"
