@@ -25,9 +25,10 @@ from eqcheck.contract.errors import CaseError
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.about import CHECKPOINT
 from eqcheck.lanes.checkpoint import drawing
+from eqcheck.lanes.checkpoint.conclusions import conclusions
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.investigate import minimise, needs, without
-from eqcheck.lanes.checkpoint.lane import CheckpointLane, worker
+from eqcheck.lanes.checkpoint.lane import worker
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
 from eqcheck.lanes.checkpoint.script import script
 from eqcheck.lanes.sampling.drawing import SampledEngineCases
@@ -103,7 +104,7 @@ def _decoded(engine: Engine, count: int = 6) -> Audit:
     found.claimed_families = (EngineCase.family,)
     judge = Judge("float64")
     found.outcomes = [judged(judge, case, engine.answer(case)) for case in _cases(count)]
-    CheckpointLane.conclusions(found)
+    conclusions(found)
     return found
 
 

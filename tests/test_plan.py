@@ -62,18 +62,18 @@ def test_a_mistake_in_the_options_is_told(words: tuple[str, ...], said: str) -> 
 
 def test_two_reports_do_not_share_a_folder(tmp_path: Path) -> None:
     made, decoder = plan("--out", str(tmp_path)), registry.load("eqspec")
-    assert made.folders([decoder]) == {"eqspec": tmp_path / "eqspec"}
+    assert made.loaded([decoder]).with_folders().folders == {"eqspec": tmp_path / "eqspec"}
     with pytest.raises(UsageError, match="two adapters are named 'eqspec'"):
-        made.folders([decoder, decoder])
+        made.loaded([decoder, decoder]).with_folders()
 
 
 def test_an_engine_has_targets_of_its_own_and_heeds_the_sizes_that_were_given() -> None:
     made = plan("--max-rows", str(WIDE.rows), "--python", sys.executable)
-    made.check([registry.load("eqspec")])
+    made.loaded([registry.load("eqspec")])
     assert made.asked.within(SERVED) == replace(SERVED, rows=WIDE.rows), "also where it is the usual number of others"
     assert plan("--max-rows", "2").asked.bounds == replace(WIDE, rows=2)
     with pytest.raises(UsageError, match=r"--target: an engine that loads a checkpoint"):
-        plan("--target", "llama", "--python", sys.executable).check([registry.load("eqspec")])
+        plan("--target", "llama", "--python", sys.executable).loaded([registry.load("eqspec")])
 
 
 def test_a_plan_imports_no_torch() -> None:

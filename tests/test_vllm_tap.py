@@ -16,7 +16,7 @@ from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.contract.decoders import RowOptions, decoder
 from eqcheck.contract.kinds import FINGERPRINTS
-from eqcheck.lanes.checkpoint.lane import CheckpointLane
+from eqcheck.lanes.checkpoint.conclusions import conclusions
 from eqcheck.lanes.checkpoint.outcome import abduced, explain, judged
 from eqcheck.result.findings import Audit, Options
 
@@ -248,8 +248,8 @@ def test_a_wrong_context_without_a_wrong_token_is_a_warning() -> None:
     found = Audit(decoder(name="read", checkpoints=True)(lambda target, draft, request: []), Options(), "checkpoint")
     found.claimed_families = (EngineCase.family,)
     found.outcomes = [_judged(False, ["cache/stale-entry", "slot 1"]), _judged(False, None)]
-    CheckpointLane.conclusions(found)
+    conclusions(found)
     assert any("in 1 case a query had a wrong position, mask or cache entry" in warning for warning in found.warnings)
     found.outcomes, found.warnings = [_judged(False, None)] * 3, []
-    CheckpointLane.conclusions(found)
+    conclusions(found)
     assert not any("a query had a wrong position" in warning for warning in found.warnings)

@@ -63,6 +63,10 @@ class Abduced:
         """Return whether another component explains as much."""
         return any(rival.partition("/")[0] != self.component for rival in self.search.rivals)
 
+    def of_edit(self, id: str) -> bool:
+        """Return whether this edit is the explanation, or one of those that are sure beside it."""
+        return id in {one.search.edit for one in (self, *self.also)}
+
 
 @lru_cache(maxsize=48)  # cases wait, and are asked about again
 def abduce(evidence: Evidence) -> Abduced | None:
@@ -78,6 +82,7 @@ def abduce(evidence: Evidence) -> Abduced | None:
     if best is None or not any(finding.complete for finding in findings if finding.explained):
         if evidence.least_chance * count > COMPLETE or len(evidence.wrong_rows) > ROW_BY_ROW:
             return best
+        # Last, for it takes longest: skipped where no edit could be sure enough, and above 8 wrong rows.
         alone, more = row_by_row(evidence)
         best = _best(evidence, [*findings, *alone], count + more) or best
     return best
@@ -260,18 +265,25 @@ def row_by_row(evidence: Evidence) -> tuple[list[Explained], int]:
     for number, row in enumerate(sorted(evidence.wrong_rows, key=evidence.first_wrong.__getitem__)):
         index = evidence.first_wrong[row]
         contexts = _few(evidence, single(evidence, row, index))
+        # Only kinds that explain every row so far are tried in the next one: one cause has to explain all of them.
         contexts = [one for one in contexts if not number or one.edit.fingerprint in known]
         count += len(contexts)
-        here: dict[str, Explained] = {}
-        for finding in tried(evidence, contexts, (row, index), [row]):
-            finding = finding.times(len(contexts) if number else 1)  # the caller counts once
-            kind = finding.hypothesis.edit.fingerprint
-            if finding.complete and (kind not in here or finding.chance < here[kind].chance):
-                here[kind] = finding
+        choices = len(contexts) if number else 1  # the caller counts once
+        here = _likeliest(finding.times(choices) for finding in tried(evidence, contexts, (row, index), [row]))
         if not here:
             return [replace(finding, complete=False) for finding in known.values()], count
         known = {kind: known[kind].beside(finding) if kind in known else finding for kind, finding in here.items()}
     return list(known.values()), count
+
+
+def _likeliest(findings: Iterator[Explained]) -> dict[str, Explained]:
+    """The likeliest of the complete findings of each kind, by fingerprint."""
+    likeliest: dict[str, Explained] = {}
+    for finding in findings:
+        kind = finding.hypothesis.edit.fingerprint
+        if finding.complete and (kind not in likeliest or finding.chance < likeliest[kind].chance):
+            likeliest[kind] = finding
+    return likeliest
 
 
 def _best(evidence: Evidence, findings: list[Explained], count: int) -> Abduced | None:

@@ -79,6 +79,7 @@ class Evidence:
         self.outputs = [output[: self.end(row)] for row, output in enumerate(self.returned)]
         self.prompts = [list(row.prompt) for row in case.rows]
         self.texts = [prompt + output for prompt, output in zip(self.prompts, self.outputs, strict=True)]
+        # One forward over all rows, here: whatever is tried later is held against these scores.
         programs = [plain_row(row, text, len(self.prompts[row])) for row, text in enumerate(self.texts)]
         self.plain = [torch.stack(list(scores.values())) for scores in answers(target, programs)]
         self.expected: list[list[int]] = []
@@ -199,6 +200,7 @@ class Evidence:
         if any(kind == MEMORY for kind, _ in stateful):
             for kind, words in ((INPUTS, "in convolutions only"), (MEMORY, "in what is remembered only")):
                 scopes.append((words, tuple(p for p in stateful if p[0] == kind)))
+        # Where every layer has a window, "layers with a window only" would say the same as no scope.
         mixed = [("in layers with a window only", windowed)] * (len(windowed) < len(self.windows))
         return {"state": scopes, "window": mixed}
 
@@ -243,15 +245,22 @@ class Evidence:
     def _drafted(self, with_options: bool) -> Branches:
         """The proposals of the draft, if there is one; ``with_options`` of the rows applied, or greedily."""
         branches = self._each(lambda row, at: [])
-        for _ in range(self.case.num_draft_tokens if self.draft is not None else 0):
+        if self.draft is None:
+            return branches
+        for _ in range(self.case.num_draft_tokens):
+            # A forward for each draft token, after all numbers of committed tokens at once.
             for row, answered in enumerate(self._answered(self.draft, branches)):
                 for (at, column), scores in answered.items():
                     branch = branches[row][at]
                     if column == len(branch):
-                        before = [*self.texts[row][len(self.prompts[row]) : at], *branch]
-                        chosen = pick(scores, self.case.rows[row], before) if with_options else int(scores.argmax())
-                        branch.append(chosen)
+                        branch.append(
+                            self._drafted_next(row, at, branch, scores) if with_options else int(scores.argmax())
+                        )
         return branches
+
+    def _drafted_next(self, row: int, at: int, branch: list[int], scores: torch.Tensor) -> int:
+        """The draft token after a branch, with the row's options, for which the tokens of the branch count."""
+        return pick(scores, self.case.rows[row], [*self.texts[row][len(self.prompts[row]) : at], *branch])
 
     @cached_property
     def verified(self) -> Branches:
@@ -347,22 +356,30 @@ class Evidence:
         rounds: list[Round] = []
         at = {row: len(prompt) for row, prompt in enumerate(self.prompts) if self.outputs[row]}
         while at:
+            # Beyond its limit a row has no tokens, so drafts there are rejected, and later rounds may see them.
             most = 0 if prefilled and not rounds else self.case.num_draft_tokens
             drafts = {row: drafted[row][n][: min(most, self.budget(row, n) + beyond)] for row, n in at.items()}
-            if least:
-                drafts = {row: proposed[: min(map(len, drafts.values()))] for row, proposed in drafts.items()}
             accepted = {row: agreeing(drafts[row], self.texts[row][n:]) for row, n in at.items()}
             if least:
-                ended = {row: n + accepted[row] >= len(self.texts[row]) for row, n in at.items()}
-                fewest = min(len(drafts[row]) if ended[row] else accepted[row] for row in at)
-                accepted = {row: min(fewest, count) for row, count in accepted.items()}
-            turns = tuple(
-                Turn(row, n, tuple(drafts[row]), accepted[row], min(n + accepted[row] + 1, len(self.texts[row])))
-                for row, n in at.items()
-            )
-            rounds.append(turns)
-            at = {turn.row: turn.end for turn in turns if turn.end < len(self.texts[turn.row])}
+                drafts, accepted = self._as_least(at, drafts)
+            ends = {row: min(n + accepted[row] + 1, len(self.texts[row])) for row, n in at.items()}
+            rounds.append(tuple(Turn(row, n, tuple(drafts[row]), accepted[row], ends[row]) for row, n in at.items()))
+            at = {row: end for row, end in ends.items() if end < len(self.texts[row])}
         return rounds
+
+    def _as_least(
+        self, at: Mapping[int, int], drafts: dict[int, list[int]]
+    ) -> tuple[dict[int, list[int]], dict[int, int]]:
+        """The drafts cut to the fewest of a row, and what is accepted of them, which is what the least row accepts.
+
+        A row that ends in the round holds no other back: what stands behind its end is not known.
+        """
+        fewest = min(map(len, drafts.values()))
+        drafts = {row: proposed[:fewest] for row, proposed in drafts.items()}
+        accepted = {row: agreeing(drafts[row], self.texts[row][n:]) for row, n in at.items()}
+        ended = {row for row, n in at.items() if n + accepted[row] >= len(self.texts[row])}
+        least = min(len(drafts[row]) if row in ended else accepted[row] for row in at)
+        return drafts, {row: min(least, count) for row, count in accepted.items()}
 
 
 # Hypotheses about what an engine does wrong; how much of a case one explains, and by how small a chance.

@@ -96,18 +96,7 @@ def returned(edit: str, count: int | None = None, *, once: bool = False) -> Hypo
 
 def wrong_end(evidence: Evidence) -> tuple[Hypothesis, int, int] | None:
     """The first row whose tokens are right but that ends early or late: how, the row, and the index."""
-    ends = []
-    for row in evidence.judged:
-        output, right = evidence.returned[row], evidence.outputs[row]
-        end, surplus = evidence.end(row), output[len(right) :]
-        if len(output) < end:
-            ends.append((returned("ends-early", len(output)), row, len(output)))
-        elif surplus:
-            options = evidence.case.rows[row].options
-            edit = "stop-passed" if options.ended(right) else "limit-passed"
-            edit = "eos-passed" if right[-1] in options.eos_token_ids else edit
-            edit = "pads-after-end" if set(surplus) == {PAD} and PAD not in options.eos_token_ids else edit
-            ends.append((returned(edit, len(surplus)), row, end))
+    ends = [end for row in evidence.judged if (end := _wrong_end_of(evidence, row)) is not None]
     if not ends:
         return None
     hypothesis, row, index = min(ends, key=lambda end: end[2])
@@ -115,6 +104,21 @@ def wrong_end(evidence: Evidence) -> tuple[Hypothesis, int, int] | None:
     if other is not None:
         hypothesis = Hypothesis(edit=EDITS["end-of-another"], parameters=(("row", str(other)),))
     return hypothesis, row, index
+
+
+def _wrong_end_of(evidence: Evidence, row: int) -> tuple[Hypothesis, int, int] | None:
+    output, right = evidence.returned[row], evidence.outputs[row]
+    end, surplus = evidence.end(row), output[len(right) :]
+    if len(output) < end:
+        return returned("ends-early", len(output)), row, len(output)
+    if not surplus:
+        return None
+    options = evidence.case.rows[row].options
+    # The names of a surplus, each more telling than those above it: an EOS may be a stop as well, and pads say most.
+    edit = "stop-passed" if options.ended(right) else "limit-passed"
+    edit = "eos-passed" if right[-1] in options.eos_token_ids else edit
+    edit = "pads-after-end" if set(surplus) == {PAD} and PAD not in options.eos_token_ids else edit
+    return returned(edit, len(surplus)), row, end
 
 
 def _end_of_another(evidence: Evidence) -> int | None:
@@ -183,6 +187,7 @@ def _first_tokens(evidence: Evidence) -> Iterator[Explained]:
     ):
         fit = {row for row in wrong if first[row] in {tokens.get(n) for n in sources[row]}}
         predicted = right_tokens(evidence) | {(row, 0): first[row] for row in fit}
+        # The price of the claim: each token might be of several rows, and the rows were chosen for it.
         finding = explained(evidence, returned(edit, once=True), predicted)
         yield finding.times(prod(len(sources[row]) for row in fit)).times(_selections(evidence, fit))
 
@@ -199,6 +204,7 @@ def _unverified(evidence: Evidence) -> Explained:
         output, index = evidence.outputs[row], 0
         while index < len(output):
             if output[index] != evidence.expected[row][index]:
+                # Such a round begins at most 2K tokens before: K drafts, and as many late predictions.
                 starts = range(max(0, index - 2 * evidence.case.num_draft_tokens), index + 1)
                 ends = [end for start in starts for end in _delayed(evidence, row, start)]
                 end = max(ends, default=0)
@@ -413,6 +419,7 @@ def follow(evidence: Evidence, rule: Rule) -> dict[tuple[int, int], int]:
             committed = rule.commit(block)
             start, text = at[row] - len(evidence.prompts[row]), evidence.texts[row][at[row] :]
             same = agreeing(committed, text)
+            # The first token that differs is kept, too: it is what refutes the rule.
             emitted |= {(row, start + offset): token for offset, token in enumerate(committed[: same + 1])}
             at[row] += len(committed)
             if same < min(len(committed), len(text)) or at[row] >= len(evidence.texts[row]):
@@ -430,6 +437,7 @@ def _blocks(evidence: Evidence, rule: Rule, at: dict[int, int]) -> dict[int, Ver
     if rule.exchanged and len(at) < len(evidence.texts):
         answers = {row: answers[rows[(place + rule.exchanged) % len(rows)]] for place, row in enumerate(rows)}
     counts = {row: min(agreeing(drafts[row], answers[row]), len(answers[row]) - 1) for row in rows}
+    # Cut twice: drafts before they are compared, as the batch verifies equally many, and then what one row rejects.
     if rule.least:
         fewest = min(counts.values())
         counts = dict.fromkeys(rows, fewest)
@@ -457,49 +465,77 @@ class OptionMisuse(Hypothesis):
 def misused(evidence: Evidence) -> Iterator[Explained]:
     """The tokens explained by options that are off, stale or another row's; options that no row has are left out."""
     rows = evidence.case.rows
-
-    def finding(edit: str, predicted: Predicted, schedule: str = "", **named: object) -> Explained:
-        parameters = tuple((name, str(value)) for name, value in named.items())
-        return explained(evidence, OptionMisuse(edit=EDITS[edit], parameters=parameters, schedule=schedule), predicted)
-
     names = [name for name, off in SCORING.items() if any(getattr(row.options, name) != off for row in rows)]
     for name in names:
-        altered = [row_with(row, **{name: SCORING[name]}) for row in rows]
-        yield finding("option-ignored", _chosen(evidence, altered), options=name)
-        yield from (finding(*over, options=name) for over in _over_prompt(evidence, name))
-        for step, ids in ((1, "above"), (-1, "below")) if name in LISTS else ():
-            altered = [replace(row, options=_moved(name, row.options, step)) for row in rows]
-            yield finding("option-of-other-ids", _chosen(evidence, altered), options=name, ids=ids)
+        yield from _of_one_option(evidence, name)
     # Only the wrong tokens show where rounds begin, so all possible rounds are tried.
     schedules = _schedules(evidence, names)
     for schedule, rounds in schedules.items():
         for edit, misplaced in _MISPLACED.items():
-            yield finding(edit, _placed(evidence, rounds, misplaced), schedule, options=" and ".join(names))
-    for schedule, rounds in schedules.items() if "grammar" in names else ():
-        for edit, misplaced in _OF_GRAMMARS.items():
-            yield finding(edit, _placed(evidence, rounds, misplaced), schedule)
-        for shift, neighbour in _beside_of(rows) if names == ["grammar"] else ():
-            yield finding("grammar-of-neighbour", _beside(evidence, rounds, shift), schedule, row=neighbour)
+            placed = _placed(evidence, rounds, misplaced)
+            yield _misuse(evidence, edit, placed, schedule, options=" and ".join(names))
+    if "grammar" in names:
+        yield from _of_grammar(evidence, schedules, alone=names == ["grammar"])
     for schedule, rounds in schedules.items() if "min_new_tokens" in names else ():
         for edit, misplaced in _MISCOUNTED.items():
-            yield finding(edit, _placed(evidence, rounds, misplaced), schedule)
+            yield _misuse(evidence, edit, _placed(evidence, rounds, misplaced), schedule)
+    yield from _of_another_row(evidence, names)
+    for name in names:
+        yield from _now_and_then(evidence, name)
+
+
+def _misuse(evidence: Evidence, edit: str, predicted: Predicted, schedule: str = "", **named: object) -> Explained:
+    parameters = tuple((name, str(value)) for name, value in named.items())
+    return explained(evidence, OptionMisuse(edit=EDITS[edit], parameters=parameters, schedule=schedule), predicted)
+
+
+def _of_one_option(evidence: Evidence, name: str) -> Iterator[Explained]:
+    """An option that is off, counts the prompt wrongly, or names other ids, in all rows and at all tokens."""
+    rows = evidence.case.rows
+    altered = [row_with(row, **{name: SCORING[name]}) for row in rows]
+    yield _misuse(evidence, "option-ignored", _chosen(evidence, altered), options=name)
+    for edit, predicted in _over_prompt(evidence, name):
+        yield _misuse(evidence, edit, predicted, options=name)
+    for step, ids in ((1, "above"), (-1, "below")) if name in LISTS else ():
+        altered = [replace(row, options=_moved(name, row.options, step)) for row in rows]
+        yield _misuse(evidence, "option-of-other-ids", _chosen(evidence, altered), options=name, ids=ids)
+
+
+def _of_grammar(evidence: Evidence, schedules: Mapping[str, list[Round]], *, alone: bool) -> Iterator[Explained]:
+    """A grammar that stands at another token; where no row has another option (``alone``), also a neighbour's."""
+    for schedule, rounds in schedules.items():
+        for edit, misplaced in _OF_GRAMMARS.items():
+            yield _misuse(evidence, edit, _placed(evidence, rounds, misplaced), schedule)
+        for shift, neighbour in _beside_of(evidence.case.rows) if alone else ():
+            predicted = _beside(evidence, rounds, shift)
+            yield _misuse(evidence, "grammar-of-neighbour", predicted, schedule, row=neighbour)
+
+
+def _of_another_row(evidence: Evidence, names: Sequence[str]) -> Iterator[Explained]:
+    """All rows with the options of one, or each with those of its neighbour; rows with equal options tell nothing."""
+    rows = evidence.case.rows
     kinds = {scoring(row.options): number for number, row in reversed(list(enumerate(rows)))}
-    for other in kinds.values() if len(kinds) > 1 else ():
+    if len(kinds) == 1:
+        return
+    for other in kinds.values():
         altered = [replace(row, options=rows[other].options) for row in rows]
-        yield finding("options-of-another", _chosen(evidence, altered), row=other)
-    for shift, neighbour in _beside_of(rows) if len(kinds) > 1 else ():
+        yield _misuse(evidence, "options-of-another", _chosen(evidence, altered), row=other)
+    for shift, neighbour in _beside_of(rows):
         others = [rows[(at + shift) % len(rows)].options for at in range(len(rows))]
         for name in names:  # one that suffices alone is the one: the others may be the row's own
             lent = [row_with(row, **{name: getattr(other, name)}) for row, other in zip(rows, others, strict=True)]
-            yield finding("option-of-neighbour", _chosen(evidence, lent), options=name, row=neighbour)
+            yield _misuse(evidence, "option-of-neighbour", _chosen(evidence, lent), options=name, row=neighbour)
         altered = [replace(row, options=other) for row, other in zip(rows, others, strict=True)]
-        yield finding("options-of-neighbour", _chosen(evidence, altered), row=neighbour)
-    for name in names:
-        for edit, values in _loose(evidence, name):
-            predicted, choices = _any(evidence, name, values)
-            loose = OptionMisuse(edit=EDITS[edit], parameters=(("options", name),), loose=True)
-            found = explained(evidence, loose, predicted)
-            yield replace(found, chance=max(found.chance, LEAST_CHANCE)).times(choices)
+        yield _misuse(evidence, "options-of-neighbour", _chosen(evidence, altered), row=neighbour)
+
+
+def _now_and_then(evidence: Evidence, name: str) -> Iterator[Explained]:
+    """An option that is off, or another row's, at some tokens: the places are chosen to fit, and have their price."""
+    for edit, values in _loose(evidence, name):
+        predicted, choices = _any(evidence, name, values)
+        loose = OptionMisuse(edit=EDITS[edit], parameters=(("options", name),), loose=True)
+        found = explained(evidence, loose, predicted)
+        yield replace(found, chance=max(found.chance, LEAST_CHANCE)).times(choices)
 
 
 def _beside_of(rows: Sequence[EngineRow]) -> tuple[tuple[int, str], ...]:

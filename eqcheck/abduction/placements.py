@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
 from eqcheck.abduction.context_edits import CONTEXTS
@@ -37,24 +37,36 @@ def systematic(evidence: Evidence) -> Iterator[EditedContext]:
     Those of a state or window are tried where the target has one.
     """
     for edit in CONTEXTS:
-        recurs = edit.scope in ("state", "states")
-        if (recurs and not evidence.recurrent) or (edit.scope == "windows" and not evidence.windows):
+        if not _concerns(evidence, edit):
             continue
-        if edit.scope == "prefix" and not evidence.case.prefix_caching:
-            continue
-        for amount in edit.amounts:
-            for place in edit.places:
-                style, _, schedule = place.partition("/")
-                once = edit.scope == "prefix"  # a hit may be of a row that ended otherwise
-                context = EditedContext(edit=edit, amount=amount, style=style, schedule=schedule, once=once)
-                yield context
-                if style == "separate":
-                    yield from _in_parts(evidence, context)
-                    yield from _grown(evidence, context)
-                if place == "separate/own" and edit.id in IN_BOTH and isinstance(evidence.draft, Function):
-                    yield replace(context, schedule="stale:1")
-                    for grown in _grown(evidence, context):
-                        yield replace(grown, schedule=f"stale:{grown.since + 1}")
+        for amount, place in product(edit.amounts, edit.places):
+            yield from _in_style(evidence, edit, amount, place)
+
+
+def _in_style(evidence: Evidence, edit: ContextEdit, amount: int, place: str) -> Iterator[EditedContext]:
+    """An edit in one style; where rows have caches of their own, also in parts, later, and in the draft's cache."""
+    style, _, schedule = place.partition("/")
+    once = edit.scope == "prefix"  # a hit may be of a row that ended otherwise
+    context = EditedContext(edit=edit, amount=amount, style=style, schedule=schedule, once=once)
+    yield context
+    if style == "separate":
+        yield from _in_parts(evidence, context)
+        yield from _grown(evidence, context)
+    if place == "separate/own" and edit.id in IN_BOTH and isinstance(evidence.draft, Function):
+        yield replace(context, schedule="stale:1")
+        for grown in _grown(evidence, context):
+            yield replace(grown, schedule=f"stale:{grown.since + 1}")
+
+
+def _concerns(evidence: Evidence, edit: ContextEdit) -> bool:
+    """Return whether the target has what an edit is of: a state, windows, or prefixes that are cached."""
+    has = {
+        "state": evidence.recurrent,
+        "states": evidence.recurrent,
+        "windows": bool(evidence.windows),
+        "prefix": bool(evidence.case.prefix_caching),
+    }
+    return has.get(edit.scope, True)
 
 
 def _in_parts(evidence: Evidence, context: EditedContext) -> Iterator[EditedContext]:
@@ -82,39 +94,46 @@ def single(evidence: Evidence, row: int, wrong: int) -> Iterator[EditedContext]:
     onsets = [n for n, _ in turns][-ONSETS:]
     others = [other for other in range(len(evidence.texts)) if other != row]
     reach = evidence.case.num_draft_tokens + 1
+    # Of edits that explain as much by the same chance, the first is named: this order decides.
     for onset in onsets:
-        for last, when in ((onset, f"in round {onset + 1} only"), (ALWAYS, f"from round {onset + 1} on")):
-            for shift in (*range(-reach, 0), *range(1, reach + 1)):
-                yield _once("shifted-positions", row, shift, onset, last, when=when, shift=f"{shift:+d}")
-            for name in AT_ONSET:
-                yield _once(name, row, 1, onset, last, when=when)
-            for other in others:
-                for name in ("another-seen", "another-instead"):
-                    yield _once(name, row, other, onset, last, when=when, row=other)
-    for other in others:
-        for onset in onsets:
-            yield _once("rows-exchanged", row, other, onset, onset, when=f"after round {onset + 1}", row=other)
-    for other in others:
-        for whole in (0, 1):
-            yield _once("ended-row-seen", other, row, token=whole, row=other)
+        yield from _at_onset(row, onset, others, reach)
+    for other, onset in product(others, onsets):
+        yield _once("rows-exchanged", row, other, onset, onset, when=f"after round {onset + 1}", row=other)
+    for other, whole in product(others, (0, 1)):
+        yield _once("ended-row-seen", other, row, token=whole, row=other)
     for token in range(length + wrong):
         written = next((n for n, turn in turns if token < turn.end - 1), turns[-1][0])
         for onset in sorted({written, max(0, turns[-1][0] - 1)}):
             yield _once("token-lost", row, 0, onset, token=token, when=f"after round {onset + 1}", position=token)
-    for token in range(1, length):
-        for name in ("chunk-lost", "chunk-blind", "chunk-restarted"):
-            yield _once(name, row, token=token, position=token)
+    for token, name in product(range(1, length), ("chunk-lost", "chunk-blind", "chunk-restarted")):
+        yield _once(name, row, token=token, position=token)
     for cap in range(1, length + wrong - 1):
         yield _once("capped-positions", row, token=cap, position=cap)
     yield from _of_prefixes(evidence, row, others)
-    for hit in range(GRAIN, length * bool(evidence.windows), GRAIN):
-        for first, last in combinations(range(0, hit + 1, GRAIN), 2):
-            said: dict[str, Any] = {"position": hit, "begin": first, "end": last - 1}
-            yield _once("window-lost", row, hit, token=first, source=last, **said)
+    yield from _of_windows(row, length * bool(evidence.windows))
     if evidence.recurrent:
         for context in _of_states(evidence, row, others):
             yield context
             yield from _in_parts(evidence, context)
+
+
+def _at_onset(row: int, onset: int, others: Sequence[int], reach: int) -> Iterator[EditedContext]:
+    """Edits of what a row sees in one round, or from there on; positions are shifted by up to ``reach``."""
+    for last, when in ((onset, f"in round {onset + 1} only"), (ALWAYS, f"from round {onset + 1} on")):
+        for shift in (*range(-reach, 0), *range(1, reach + 1)):
+            yield _once("shifted-positions", row, shift, onset, last, when=when, shift=f"{shift:+d}")
+        for name in AT_ONSET:
+            yield _once(name, row, 1, onset, last, when=when)
+        for other, name in product(others, ("another-seen", "another-instead")):
+            yield _once(name, row, other, onset, last, when=when, row=other)
+
+
+def _of_windows(row: int, length: int) -> Iterator[EditedContext]:
+    """Blocks of a window that are lost behind a hit, at the edges of blocks, in a prompt of this ``length``."""
+    for hit in range(GRAIN, length, GRAIN):
+        for first, last in combinations(range(0, hit + 1, GRAIN), 2):
+            said: dict[str, Any] = {"position": hit, "begin": first, "end": last - 1}
+            yield _once("window-lost", row, hit, token=first, source=last, **said)
 
 
 def _of_prefixes(evidence: Evidence, row: int, others: list[int]) -> Iterator[EditedContext]:
@@ -165,20 +184,32 @@ def _of_states(evidence: Evidence, row: int, others: list[int]) -> Iterator[Edit
     ended = [other for other in others if other < row]
     known = max((agreeing(prompt, evidence.texts[other]) for other in ended), default=0)  # a cached prefix is no longer
     for other in ended:
-        for rejected in (0, 1):
-            yield _once("state-left", row, other, token=rejected, schedule="in turn", row=other)
-            for number, onset in enumerate(own[:-1]):
-                when = f"after its round {number + 1}"
-                said: dict[str, Any] = {"token": rejected, "schedule": "in turn", "row": other}
-                yield _once("state-taken", row, other, onset, onset, when=when, **said)
-        text = evidence.texts[other]
+        yield from _of_left_states(row, other, own[:-1])
         yield _of_place(row, len(prompt), other, len(evidence.prompts[other]))
-        shared = agreeing(prompt, text)
-        for token in range(GRAIN, min(known, len(prompt) - 1) + 1, GRAIN):
-            near = range(max(1, token - BEHIND), min(len(text), token + BEHIND) if token <= shared else 0)
-            for count in sorted({*near, *range(GRAIN, len(text), GRAIN)}):
-                if count != token or token > shared:
-                    yield _of_place(row, token, other, count)
+        for token, count in _mistaken_places(prompt, evidence.texts[other], known):
+            yield _of_place(row, token, other, count)
+
+
+def _of_left_states(row: int, other: int, onsets: Sequence[int]) -> Iterator[EditedContext]:
+    """A row begins with the state that another one left, or takes it up between its rounds, rejected tokens or not."""
+    for rejected in (0, 1):
+        said: dict[str, Any] = {"token": rejected, "schedule": "in turn", "row": other}
+        yield _once("state-left", row, other, **said)
+        for number, onset in enumerate(onsets):
+            yield _once("state-taken", row, other, onset, onset, when=f"after its round {number + 1}", **said)
+
+
+def _mistaken_places(prompt: Sequence[int], text: Sequence[int], known: int) -> Iterator[tuple[int, int]]:
+    """The tokens of a prompt, up to those ``known`` in a cache, and of a text whose state may be taken for theirs.
+
+    Where both begin alike, the states near by may be; elsewhere only those that a cache keeps, at the edges of blocks.
+    """
+    shared = agreeing(prompt, text)
+    for token in range(GRAIN, min(known, len(prompt) - 1) + 1, GRAIN):
+        near = range(max(1, token - BEHIND), min(len(text), token + BEHIND) if token <= shared else 0)
+        for count in sorted({*near, *range(GRAIN, len(text), GRAIN)}):
+            if count != token or token > shared:
+                yield token, count
 
 
 def _of_place(row: int, token: int, other: int, count: int) -> EditedContext:

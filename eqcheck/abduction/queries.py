@@ -114,7 +114,30 @@ class Program:
 
     def needed(self, keys: set[tuple[int, int]]) -> Program:
         """The same program with nothing but what the answers to ``keys`` depend on."""
-        stack = [entry for key, entry in self.queries.items() if key in keys]
+        # A hypothesis is first asked for one token: most programs end there, and cut down to it they take little time.
+        order, kept = self._reached([entry for key, entry in self.queries.items() if key in keys])
+        new = {entry: number for number, entry in enumerate(order)} | {BLANK: BLANK, EMPTY: EMPTY}
+        place = {column: number for number, column in enumerate(kept)}
+
+        def moved(columns: Sequence[int]) -> list[int]:
+            return [place[column] for column in columns]
+
+        return Program(
+            [self.tokens[e] for e in order],
+            [self.positions[e] for e in order],
+            [moved(self.sees[e]) for e in order],
+            [(new[a], new[b]) for a, b in (self.columns[c] for c in kept)],
+            {new[e]: moved(columns) for e, columns in self.blind.items() if e in new},
+            {key: new[e] for key, e in self.queries.items() if key in keys and e in new},
+            self.torn,
+            [new[self.follows[e]] for e in order],
+            {layer: [moved(sees[e]) for e in order] for layer, sees in self.near.items()},
+            {part: [new[way[e]] for e in order] for part, way in self.apart.items()},
+            {new[e]: new[other] for e, other in self.same.items() if e in new},
+        )
+
+    def _reached(self, stack: list[int]) -> tuple[list[int], list[int]]:
+        """The entries and the columns, in order, that the answers of these entries depend on."""
         reached, seen = set(stack), set[int]()
         ways = (self.follows, *self.apart.values())
         while stack:
@@ -122,26 +145,10 @@ class Program:
             fresh = self._columns_of(entry) - seen  # most entries see much the same columns
             seen |= fresh
             sources = {*(way[entry] for way in ways), *(source for column in fresh for source in self.columns[column])}
-            for source in {*sources, self.same.get(entry, entry)}:
-                if source >= 0 and source not in reached:
-                    reached.add(source)
-                    stack.append(source)
-        order, kept = sorted(reached), sorted(seen)
-        new = {entry: number for number, entry in enumerate(order)} | {BLANK: BLANK, EMPTY: EMPTY}
-        place = {column: number for number, column in enumerate(kept)}
-        return Program(
-            [self.tokens[e] for e in order],
-            [self.positions[e] for e in order],
-            [[place[c] for c in self.sees[e]] for e in order],
-            [(new[a], new[b]) for a, b in (self.columns[c] for c in kept)],
-            {new[e]: [place[c] for c in cs] for e, cs in self.blind.items() if e in new},
-            {key: new[e] for key, e in self.queries.items() if key in keys and e in new},
-            self.torn,
-            [new[self.follows[e]] for e in order],
-            {layer: [[place[c] for c in sees[e]] for e in order] for layer, sees in self.near.items()},
-            {part: [new[way[e]] for e in order] for part, way in self.apart.items()},
-            {new[e]: new[other] for e, other in self.same.items() if e in new},
-        )
+            added = {source for source in {*sources, self.same.get(entry, entry)} - reached if source >= 0}
+            reached |= added
+            stack.extend(added)
+        return sorted(reached), sorted(seen)
 
     def _columns_of(self, entry: int) -> set[int]:
         """All columns that a query sees in some layer."""
@@ -235,26 +242,40 @@ def recomputed(
     programs = []
     inner = [0] * len(texts)  # pads behind each prompt
     for turns in rounds:
-        fed = [(turn, count) for turn in turns for count in range(len(turn.drafts) + 1)]
-        if not expanded:
-            fed = [(turn, len(turn.drafts)) for turn in turns]
+        fed = _fed(turns, expanded)
         lengths = [turn.start + count + inner[turn.row] for turn, count in fed]
         pads = [max(lengths) - length for length in lengths]
         for (turn, count), before in zip(fed, pads, strict=True):
+            # With a row for every draft, each row is asked for the one token after its last draft.
             asked = [n for n in range(turn.end - turn.start) if not expanded or n == count]
             if asked:
                 text, prompt = [*texts[turn.row][: turn.start], *turn.drafts[:count]], len(prompts[turn.row])
                 row = _fed_row(text, prompt, before, inner[turn.row], pads[0])
-                program, at = _fed_anew(row, change, amount), [n for n, real in enumerate(row.real) if real]
-                ends = [turn.start + number for number in asked]
-                program.queries = {(turn.row, end - prompt): at[end - 1] for end in ends}
-                programs.append(program)
+                programs.append(_fed_anew(row, change, amount))
+                programs[-1].queries = _asked_of(row, turn, prompt, asked)
         if change.accumulates:
-            lengths = list(map(len, texts))
-            for turn in turns:
-                lengths[turn.row] = turn.end
-            inner = [max(lengths) - length for length in lengths]
+            inner = _pads_behind(list(map(len, texts)), turns)
     return programs
+
+
+def _fed(turns: Round, expanded: bool) -> list[tuple[Turn, int]]:
+    """The rows of a call, one for every draft where it is ``expanded``: the turn, and how many drafts are fed."""
+    if expanded:
+        return [(turn, count) for turn in turns for count in range(len(turn.drafts) + 1)]
+    return [(turn, len(turn.drafts)) for turn in turns]
+
+
+def _pads_behind(lengths: list[int], turns: Round) -> list[int]:
+    """The pads behind each prompt that make rows of these lengths, and of what a round committed, equally long."""
+    for turn in turns:
+        lengths[turn.row] = turn.end
+    return [max(lengths) - length for length in lengths]
+
+
+def _asked_of(row: FedRow, turn: Turn, prompt: int, asked: Sequence[int]) -> dict[tuple[int, int], int]:
+    """The queries by row and index of the new token: each is that of the last real token before it."""
+    at = [column for column, real in enumerate(row.real) if real]
+    return {(turn.row, turn.start + number - prompt): at[turn.start + number - 1] for number in asked}
 
 
 def _fed_row(text: list[int], prompt: int, pads: int, inner: int, first_pads: int) -> FedRow:
@@ -386,10 +407,9 @@ def _exact(function: Function, programs: Sequence[Program]) -> list[Answers]:
     for heads, rules in zip(function.layers, function.rules, strict=True):
         read = codes.copy()
         for head in heads:
+            # Of several reads of a head the first that finds its bit wins: an entry that took one waits for no other.
             waits = np.ones(len(codes), bool)
-            for distance, sign in head.behind:
-                if distance >= len(behind) or (head.window and distance >= head.window):
-                    continue
+            for distance, sign in _within(head, len(behind)):
                 there = codes[behind[distance]]
                 takes = waits & (behind[distance] != EMPTY) & ((there >> head.bit & 1 > 0) | (sign == 0))
                 read[takes] ^= np.array(head.table)[there[takes]]
@@ -403,6 +423,11 @@ def _exact(function: Function, programs: Sequence[Program]) -> list[Answers]:
         {key: table[codes[begin + entry]] for key, entry in program.queries.items()}
         for begin, program in zip(begins, programs, strict=True)
     ]
+
+
+def _within(head: Head, reach: int) -> Iterator[tuple[int, int]]:
+    """What a head reads of the entries that there are, and that its window does not hide."""
+    return ((distance, sign) for distance, sign in head.behind if distance < min(reach, head.window or reach))
 
 
 def _memories(
@@ -555,7 +580,7 @@ def _scores(rotation: Rotation, reads: Reads) -> tuple[Array, Array | None]:
 # A model's answers to programs: one forward for all calls of an engine; a built function's are evaluated.
 
 _BLIND, _NEVER = -1e30, -1e38  # a query that sees nothing attends to all its slots alike, and to nothing else
-_CELLS = 3_000_000  # of masks in one forward
+_CELLS = 3_000_000  # of masks in one forward, which take 24 MB
 
 
 def answers(model: Any, programs: Sequence[Program]) -> list[Answers]:
@@ -569,6 +594,7 @@ def answers(model: Any, programs: Sequence[Program]) -> list[Answers]:
             plain = all(a == b == place for place, (a, b) in enumerate(program.columns))  # as entries are written
             groups.setdefault((program.torn, plain), []).append(number)
     for (torn, plain), numbers in groups.items():
+        # A forward is as wide as its longest program, so programs of like length go together.
         numbers.sort(key=lambda number: len(programs[number].tokens))
         while numbers:
             size = max(1, _CELLS // max(1, len(programs[numbers[-1]].tokens) * len(programs[numbers[-1]].columns)))

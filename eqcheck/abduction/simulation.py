@@ -292,6 +292,7 @@ class Simulation:
             visible = [column for column in view.seen[: query + 1] if column is not None]
             visible = [*change.query(self, row, view, query, visible), *after]
             entry = program.entry(view.held[query])
+            # A query that sees nothing attends to all slots alike, or to a blank one: kernels differ.
             if not visible and change.blind:
                 program.blind[entry] = list(view.held)
             program.sees[entry] = visible or ([] if change.blind else [self.program.blank()])
@@ -401,5 +402,6 @@ class Simulation:
                 unmoved = held[row][before - width :]
                 moved = [self.program.column(columns[a][0], columns[b][1]) for a, b in zip(moved, unmoved, strict=True)]
             pads = next((k for k, slot in enumerate(slots) if slot.at != PAD_SLOT), before)
+            # Rows end in the same column, so what a shorter one lacks stands before its tokens, as pads.
             added = [HeldToken(PAD_SLOT, PAD, change.new_pads and k >= pads) for k in range(len(here) - len(used[row]))]
             self.held[row], self.slots[row] = moved, [*added, *(slots[k] for k in used[row])]

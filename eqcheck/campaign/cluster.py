@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from eqcheck.campaign.shards import Shard, finding_of, from_builtins, merged, re
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError, one_line
 from eqcheck.contract.extras import require
-from eqcheck.result.findings import Audit, Options
+from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.store.corpus import Corpus
 from eqcheck.workers.worker import child_environment
 
@@ -255,10 +255,14 @@ class ClusterCampaign:
         for part in shard.parts:
             self.counted += sum(count for _, count in part.counts.alike)
             self.failing += sum(count for one, count in part.counts.alike if one.claimed and one.symptom)
-            for finding in (finding_of(*one) for one in part.findings):
-                if finding.seen not in self.seen:
-                    self.seen.add(finding.seen)
-                    self.listen(Settled(self.decoder.name, finding))
+            self._tell_new(finding_of(*one) for one in part.findings)
+
+    def _tell_new(self, findings: Iterable[Finding]) -> None:
+        """Tell the findings of which no shard before showed the symptoms."""
+        for finding in findings:
+            if finding.seen not in self.seen:
+                self.seen.add(finding.seen)
+                self.listen(Settled(self.decoder.name, finding))
 
 
 def _remotely() -> Callable[[dict[str, str], bytes], dict[str, Any]]:

@@ -20,7 +20,7 @@ from eqcheck.contract.requirements import unmet
 from eqcheck.explanation.notice import INCONCLUSIVE, UNEXPLAINED, VACUOUS, Notice, guarded, internal_error, note
 from eqcheck.explanation.records import Explanation
 from eqcheck.explanation.text import render
-from eqcheck.lanes.lane import Lane, lane_named, lanes_of
+from eqcheck.lanes.lane import Lane, conclusions, lanes_of
 from eqcheck.result import claims
 from eqcheck.result.findings import Audit, Finding, Options, OtherCase
 from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, UNTRIED, Outcome
@@ -86,7 +86,7 @@ def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda 
     begun = time.monotonic()
     first, *others = campaigns = [Campaign(lane, listen) for lane in lanes_of(decoder, options)]
     sampled = any(other.lane.sampled for other in others)
-    counts = [one.lane.options.cases for one in campaigns]
+    counts = [one.lane.total for one in campaigns]
     total = None if None in counts else sum(count or 0 for count in counts)
     drawn = first.result.lane, total, first.result.families, sampled
     listen(events.Started(decoder.name, *drawn, options.budget))
@@ -96,6 +96,7 @@ def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda 
     for other in others:
         if first.result.interrupted or _failed_fast(first.result):
             break
+        # Simpler cases fail already: those on a checkpoint, which take longer, are left for a later audit.
         if (other.result.lane, first.result.lane) == ("checkpoint", "transparent") and first.result.violations:
             skipped = True
             continue
@@ -114,19 +115,25 @@ def concluded(audits: list[Audit]) -> Audit:
     """The result of all lanes together, with the conclusions of each."""
     for audit in audits:
         with guarded(audit.internal, "conclude", lane=audit.lane):
-            lane_named(audit.lane).conclusions(audit)
+            conclusions(audit)
         audit.findings.sort(key=lambda finding: -finding.count)
     result, *others = audits
     for other in others:
         result.join(other)
+    # What no case exercised is no news where the drawing ended early, or most rows go wrong before it.
     if _failed_fast(result) or _hidden(result):  # it ended, or the rows did, before there could be more
         result.warnings = [said for said in result.warnings if not isinstance(said, Notice) or said.kind != VACUOUS]
     result.unreached = [left for left in result.unreached if not result.tally.tested[left.claim]]
     if result.unreached and result.tally.drawn:
-        kind = INCONCLUSIVE if result.silent and not result.violations else VACUOUS
-        profile = result.options.profile.name if result.options.profile else ""
-        result.warnings.append(Notice(claims.sentence(result.unreached, result.tally.drawn, profile), kind))
+        result.warnings.append(_untested(result))
     return result
+
+
+def _untested(result: Audit) -> Notice:
+    """The warning about claims that no case tested; it decides the verdict where more cases would have tested them."""
+    kind = INCONCLUSIVE if result.silent and not result.violations else VACUOUS
+    profile = result.options.profile.name if result.options.profile else ""
+    return Notice(claims.sentence(result.unreached, result.tally.drawn, profile), kind)
 
 
 def _hidden(result: Audit) -> bool:
@@ -262,7 +269,7 @@ class Campaign:
     def replay(self) -> None:
         """Decode what broke the decoder before, as far as it is of this lane and within what is asked."""
         for path, stored in self.corpus.load().items() if self.corpus else ():
-            if self.over or not (self.pace.replays() and self.lane.asks(stored.case) and self._meets(stored.case)):
+            if not self._replays(stored.case):
                 continue
             outcome = None
             with guarded(self.result.internal, "judge", stored.case):
@@ -279,6 +286,10 @@ class Campaign:
             self.tell(events.CaseDone, len(self.result.replayed), None, self.failing, True, self.result.lane, outcome)
             self.check()
 
+    def _replays(self, case: Any) -> bool:
+        """Return whether to decode a stored case: there is time, it is of this lane, and the decoder takes it."""
+        return not self.over and self.pace.replays() and self.lane.asks(case) and self._meets(case)
+
     def _of_sequence(self, outcome: Outcome) -> Outcome:
         """Return how a case after other requests is told.
 
@@ -289,6 +300,15 @@ class Campaign:
             if alone.failed:
                 return alone
         return of_sequence(outcome)
+
+    def _recorded(self, outcome: Outcome) -> Outcome:
+        """Record the outcome of a drawn case; one that eqcheck itself could not judge is an error, and no outcome."""
+        if outcome.internal is not None:
+            note(self.result.internal, outcome.internal)
+            return outcome
+        outcome = self._of_sequence(outcome)
+        self.result.outcomes.append(outcome)
+        return outcome
 
     def draw(self) -> bool:
         """Decode new cases until it is time to look into what fails, or there are no more; False: none was left."""
@@ -301,11 +321,7 @@ class Campaign:
             if outcome.case.family in running.given_up:
                 continue
             self.decoded += 1
-            if outcome.internal is not None:
-                note(self.result.internal, outcome.internal)
-            else:
-                outcome = self._of_sequence(outcome)
-                self.result.outcomes.append(outcome)
+            outcome = self._recorded(outcome)
             self.check()
             self.notes.update(dict.fromkeys([running.note] if running.note else []))
             if outcome.failed:

@@ -12,11 +12,12 @@ from eqcheck.lanes.lane import Lane
 from eqcheck.result.outcome import Outcome
 
 LOOKING = 0.9  # of a time budget; then scripts are finished
-DRAWING, DRAWING_AT_MOST = 0.25, 0.5  # of the rest of that in each round; the latter for the cases of a verdict
-VERDICT = 1000  # cases
+# A verdict rests on cases, so half of the time that is left is for drawing until there are 1,000 of them; after that
+# it is a fourth in each round, and the rest is for looking into what fails.
+DRAWING, DRAWING_AT_MOST, VERDICT = 0.25, 0.5, 1000
 COUNTING = 0.25  # of the time of a lane at most
 LEAST_ROUND = 0.08  # of the budget
-_LAST_RESORT_S = 3600.0
+_LAST_RESORT_S = 3600.0  # with cases and no budget: an audit of an engine ends all the same
 DECLINED = 200  # so many cases of a decoder that takes none
 
 
@@ -33,7 +34,7 @@ class Pace:
     """
 
     def __init__(self, lane: Lane) -> None:
-        self.lane, self.budget, self.drawn = lane, lane.options.budget, False
+        self.lane, self.budget, self.drawn = lane, lane.budget, False
         self.until = float("inf")  # when cases are no longer made smaller
         self.end = float("inf")
         self.begins(lane.begun)
@@ -69,7 +70,7 @@ class Pace:
         if self.budget:
             return started + self.budget * lane.share
         # With so many cases the same seed gives the same report, however slow it is here.
-        return started + (lane.seconds if lane.options.cases is None else float("inf"))
+        return started + (lane.seconds if lane.total is None else float("inf"))
 
     def resumes(self, end: float) -> bool:
         """Return whether there is time to look into more until then; it is the end from now on, but for scripts."""

@@ -489,10 +489,16 @@ class _Lane:
             self.findings[key] = _one(self.findings[key], finding) if key in self.findings else finding
         if part.telling and (result.telling is None or part.telling[0] > result.telling[0]):
             result.telling = part.telling[0], outcome_of(part.telling[1])
+        self._join_evidence(number, part)
+
+    def _join_evidence(self, number: int, part: LaneResults) -> None:
+        """Go on with the evidence of a shard, where it has some."""
+        result = self.result
         wealth, exclusion = evidence_of(part)
         if wealth is None or exclusion is None:
             return
         result.wealth, result.exclusion = result.wealth or type(wealth)(), result.exclusion or type(exclusion)()
+        # A shard that shares a row's seed with those before it repeats their draws, and is left out of the evidence.
         if result.wealth.join(wealth):
             result.exclusion.join(exclusion)
         else:

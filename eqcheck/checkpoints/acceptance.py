@@ -42,20 +42,18 @@ def accepted(case: EngineCase, outputs: Sequence[Sequence[int]], observed: Mappi
     its tokens off, or an option changes scores, which some engines apply to the draft, too.
     """
     pair, counts = checkpoint(case.checkpoint), Counter[str]()
-    cut = case.token_budget or case.kv_blocks or observed.get("preemptions")
-    if case.drafting != "model" or cut or pair.built is None or any(map(_unclear, case.options)):
+    if pair.built is None or not _known(case, observed):
         return counts
     rounds, by_row = (_of_rows(observed.get(name), len(outputs)) for name in ("rounds", "accepted_of_rows"))
     batch = "batch " + next((name for most, name in _ROWS if len(case.rows) <= most), "9+")
     agreed = [_agreed(pair.built[1].function, case, row, output) for row, output in enumerate(outputs)]
     if rounds is not None:
         for row, own in enumerate(rounds):
-            for start, _, end in own:
-                if 0 < start < len(agreed[row]) - case.num_draft_tokens:  # there is room for all and the token behind
-                    for place in range(agreed[row][start]):
-                        names = batch, _row(row), f"position {place + 1}"
-                        _count(counts, names, 1, int(place < end - start - 1))
+            last = len(agreed[row]) - case.num_draft_tokens  # before it there is room for all and the token behind
+            for start, end in ((start, end) for start, _, end in own if 0 < start < last):
+                _count_round(counts, (batch, _row(row)), agreed[row][start], end - start - 1)
         return +counts
+    # Nobody tells whether drafting begins with the first new token or after it: the less of the two is due for sure.
     dues = [min(_least(own, first) for first in (0, 1)) for own in agreed]
     if by_row:
         for row, (due, seen) in enumerate(zip(dues, by_row, strict=True)):
@@ -63,6 +61,18 @@ def accepted(case: EngineCase, outputs: Sequence[Sequence[int]], observed: Mappi
     elif "accepted" in observed:
         _count(counts, (batch,), sum(dues), min(sum(dues), observed["accepted"]))
     return +counts
+
+
+def _count_round(counts: Counter[str], names: tuple[str, ...], due: int, seen: int) -> None:
+    """Count each draft token that was due in a round, and whether it was among the first ``seen``."""
+    for place in range(due):
+        _count(counts, (*names, f"position {place + 1}"), 1, int(place < seen))
+
+
+def _known(case: EngineCase, observed: Mapping[str, Any]) -> bool:
+    """Return whether nothing but the draft decides which tokens are proposed."""
+    cut = case.token_budget or case.kv_blocks or observed.get("preemptions")
+    return case.drafting == "model" and not cut and not any(map(_unclear, case.options))
 
 
 def accepted_of_sampled(

@@ -115,23 +115,28 @@ def played(case: EngineCase, outputs: Sequence[Sequence[int]], rounds: Sequence[
         right = drafts(case)[row]
         lengths.append([end - start for start, (_, end) in given.items()])
         for turn in asked(case, row, output):
+            # A round that the engine tells nothing of was asked for, and not played.
             tokens, end = given.get(turn.start, ([], -1))
-            as_asked = tokens == list(right[turn.start : turn.start + k]) and end == turn.end
-            fits = turn.start + k < case.rows[row].options.max_new_tokens  # near its limit an engine may propose less
-            names = (f"{turn.accepted}/{k} ", "") if turn.whole and fits else ()
+            names = _counted(turn, k, case.rows[row])
             counts.update(f"{name}{ASKED}" for name in names)
-            if as_asked:
+            if tokens == list(right[turn.start : turn.start + k]) and end == turn.end:
                 counts.update(f"{name}{PLAYED}" for name in names)
                 coverage |= _exercised(turn, k, tokens, output, case.rows[row])
+        whole = case.token_budget is None and case.kv_blocks is None
         for start, (tokens, end) in given.items():
             counts[OTHERS] += tokens != list(right[start : start + len(tokens)])
             allowed = min(start + agreeing(tokens, output[start:]) + 1, len(output))
-            counts[FEWER] += end < allowed and case.token_budget is None and case.kv_blocks is None
+            counts[FEWER] += whole and end < allowed
     checks = {
         "dictated_played": 0 < counts[ASKED] == counts[PLAYED],
         "ragged_round": any(len(set(turns)) > 1 for turns in zip(*lengths, strict=False)),
     }
     return +counts, coverage | {name for name, holds in checks.items() if holds}
+
+
+def _counted(turn: AskedRound, k: int, row: EngineRow) -> tuple[str, ...]:
+    """The beginnings of the names that a round counts under; none near the row's limit, where less may be proposed."""
+    return (f"{turn.accepted}/{k} ", "") if turn.whole and turn.start + k < row.options.max_new_tokens else ()
 
 
 def _exercised(turn: AskedRound, k: int, tokens: list[int], output: Sequence[int], row: EngineRow) -> set[str]:

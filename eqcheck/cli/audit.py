@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,6 @@ from eqcheck.cli.common import (
 )
 from eqcheck.cli.plan import Plan
 from eqcheck.contract import extras, known_violations, registry
-from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, INTERNAL, NOTHING, VIOLATION, UsageError, printable
 from eqcheck.contract.profiles import CASE_TIMEOUT
 from eqcheck.report.progress import progress
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from eqcheck.campaign.events import Listener
     from eqcheck.cli.common import Commands
     from eqcheck.report.schema import Report
-    from eqcheck.result.findings import Audit, Options
+    from eqcheck.result.findings import Audit
 
 _SPEC = (
     "decoder to audit: NAME (see `eqcheck list`), FILE.py, FILE.py:ATTR or PACKAGE.MODULE:ATTR; without any, every "
@@ -150,6 +149,7 @@ def execute(plan: Plan) -> int:
         print(f"eqcheck {__version__}, {plan.asked.profile.line}", file=sys.stderr, flush=True)
     known: dict[str, set[str]] = {}
     with progress(plan.json or plan.quiet, known) as shown:
+        # The progress is shown before torch is imported: that takes seconds.
         if "torch" not in sys.modules:
             shown(Working("", "models"))
         import_models()
@@ -159,32 +159,37 @@ def execute(plan: Plan) -> int:
             calls_no_decoder()
         if newer := extras.untested():
             print(f"eqcheck: {newer}", file=sys.stderr)
-        plan, decoders = _loaded(plan, shown)
+        plan = _loaded(plan, shown)
         shown(Working("", "self-check"))
         from eqcheck.selfcheck.faults import short
 
         if failures := short().failures:
             return broken(failures)
-        places = plan.folders(decoders)
-        if strangers := known_violations.unheard(plan.known, list(places)):
-            print(f"eqcheck: --known {printable(str(plan.known_file))} {strangers}", file=sys.stderr)
-        if older := known_violations.older(decoders, registry.shipped()):
-            print(f"eqcheck: {printable(older)}", file=sys.stderr)
-        known |= known_violations.passing(plan.known, decoders, plan.today)
-        found = _reported(plan, decoders, places, shown)
+        plan = plan.with_folders()
+        _warn_of_known(plan)
+        known |= known_violations.passing(plan.known, plan.decoders, plan.today)
+        found = _reported(plan, shown)
     if not found:  # interrupted before there was anything
         raise KeyboardInterrupt
-    done = {name: found[name] for name in places if name in found}
+    done = {name: found[name] for name in plan.folders if name in found}
     reports = [report for _, report in done.values()]
-    outputs.tell(reports, _text(plan, reports, [str(places[name]) for name in done]), plan, decoders)
+    outputs.tell(reports, _text(plan, reports, [str(plan.folders[name]) for name in done]), plan)
     for report in reports:
         for error in report.internal_errors:
             print(f"eqcheck: {printable(error.text)}", file=sys.stderr)
     return exit_code([audit for audit, _ in done.values()], plan.allow_known, plan.max_draft_loss)
 
 
-def _loaded(plan: Plan, shown: Listener) -> tuple[Plan, list[Decoder]]:
-    """The plan with the families of its real models, and the decoders that it names."""
+def _warn_of_known(plan: Plan) -> None:
+    """Warn of known violations of decoders that are not audited here, and of those that are declared in code."""
+    if strangers := known_violations.unheard(plan.known, list(plan.folders)):
+        print(f"eqcheck: --known {printable(str(plan.known_file))} {strangers}", file=sys.stderr)
+    if older := known_violations.older(plan.decoders, registry.shipped()):
+        print(f"eqcheck: {printable(older)}", file=sys.stderr)
+
+
+def _loaded(plan: Plan, shown: Listener) -> Plan:
+    """The plan with the families of its real models, and with the decoders that it names."""
     from eqcheck.campaign import processes
 
     if plan.cluster is not None:
@@ -195,14 +200,10 @@ def _loaded(plan: Plan, shown: Listener) -> tuple[Plan, list[Decoder]]:
     plan = replace(plan, asked=replace(plan.asked, families=_targets(plan.target) or plan.asked.families))
     # A print of a decoder must not mix with the one JSON object; worker processes inherit where it goes.
     with stdout_to_stderr() if plan.json else contextlib.nullcontext():
-        decoders = processes.load_all(plan.specs or registry.self_contained())
-    plan.check(decoders)
-    return plan, decoders
+        return plan.loaded(processes.load_all(plan.specs or registry.self_contained()))
 
 
-def _reported(
-    plan: Plan, decoders: Sequence[Decoder], places: Mapping[str, Path], shown: Listener
-) -> dict[str, tuple[Audit, Report]]:
+def _reported(plan: Plan, shown: Listener) -> dict[str, tuple[Audit, Report]]:
     """The audits, each with its report, which is written as soon as the audit ends."""
     from eqcheck.report.build import write
     from eqcheck.result import losses
@@ -213,14 +214,14 @@ def _reported(
         stack.enter_context(stdout_to_stderr() if plan.json else contextlib.nullcontext())
         corpus = stack.enter_context(shared_corpus(plan.corpus)) if plan.corpus else None
         listen = stack.enter_context(outputs.events(plan, shown))
-        asked = replace(plan.asked, corpus=corpus)
-        for audit in _audits(decoders, asked, places, plan.cluster, listen):
+        plan = replace(plan, asked=replace(plan.asked, corpus=corpus))
+        for audit in _audits(plan, listen):
             decoder = audit.decoder
             shown(Working("", "report"))
             audit.list_known(plan.known, plan.today, plan.known_strict)
             losses.limit(audit, plan.max_draft_loss)
             audit.written, audit.command = plan.written, plan.command
-            done[decoder.name] = audit, write(audit, places[decoder.name])
+            done[decoder.name] = audit, write(audit, plan.folders[decoder.name])
     return done
 
 
@@ -254,25 +255,23 @@ def _targets(asked: str) -> tuple[str, ...]:
     return tuple(families)
 
 
-def _audits(
-    decoders: Sequence[Decoder], asked: Options, places: Mapping[str, Path], address: str | None, listen: Listener
-) -> Iterator[Audit]:
+def _audits(plan: Plan, listen: Listener) -> Iterator[Audit]:
     """The audits as they end: of campaigns on a cluster, whose shards are stored beside the report, or of processes."""
     from eqcheck.campaign import processes
     from eqcheck.campaign.loop import audit
 
-    if not address and asked.jobs > 1 and len(decoders) > 1:
-        yield from processes.side_by_side(decoders, asked, listen)
+    if not plan.cluster and plan.asked.jobs > 1 and len(plan.decoders) > 1:
+        yield from processes.side_by_side(plan.decoders, plan.asked, listen)
         return
     with contextlib.ExitStack() as stack:
-        if address:
+        if plan.cluster:
             from eqcheck.campaign.cluster import Cluster
 
-            cluster = stack.enter_context(Cluster(address))
-        for decoder in decoders:
-            own = processes.options(decoder, asked)
-            if address:
-                result = cluster.audit(decoder, own, places[decoder.name] / "shards", listen)
+            cluster = stack.enter_context(Cluster(plan.cluster))
+        for decoder in plan.decoders:
+            own = processes.options(decoder, plan.asked)
+            if plan.cluster:
+                result = cluster.audit(decoder, own, plan.folders[decoder.name] / "shards", listen)
             else:
                 result = audit(decoder, own, listen)
             yield result

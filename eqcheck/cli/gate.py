@@ -15,6 +15,7 @@ from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
+    from eqcheck.gate.run import Gate
     from eqcheck.gate.servers import StoredAnswers
 
 _CODES = {"equivalent": EQUIVALENT, "violation": VIOLATION, "inconclusive": INCONCLUSIVE}
@@ -100,7 +101,7 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run a gate and return the exit code."""
-    from eqcheck.gate.report import built, checks_of, earlier, page_of
+    from eqcheck.gate.report import built, checks_of, earlier
     from eqcheck.gate.rows import drawn, read
     from eqcheck.gate.run import Gate, Settings
     from eqcheck.gate.sentences import beside, progress, text_of
@@ -142,15 +143,7 @@ def run(options: argparse.Namespace) -> int:
     if not gate.rows:
         return NOTHING
     if options.out is not None:
-        gaps = {
-            "plain": [row.gap for row in gate.control],
-            "speculative": [row.gap for row in gate.rows if not row.asked.temperature],
-        }
-        _write(options.out / "gate.json", json.dumps(report, indent=1) + "\n")
-        _write(options.out / "gate.html", page_of(report, gaps, str(options.out)))
-        for violation in report["violations"]:
-            if shown := violation.get("smallest", violation).get("script"):
-                _write(options.out / f"{violation['kind']}.py", shown)
+        _write_report(options.out, gate, report)
     if options.junit is not None:
         from eqcheck.report.checks import as_xml
 
@@ -161,6 +154,21 @@ def run(options: argparse.Namespace) -> int:
         else printable(text_of(report, printable(str(options.out or ""))) + (beside(report, before) if before else ""))
     )
     return _CODES[report["verdict"]]
+
+
+def _write_report(out: Path, gate: Gate, report: dict[str, Any]) -> None:
+    """Write the report as JSON and as a page, and a script for each violation that has one."""
+    from eqcheck.gate.report import page_of
+
+    gaps = {
+        "plain": [row.gap for row in gate.control],
+        "speculative": [row.gap for row in gate.rows if not row.asked.temperature],
+    }
+    _write(out / "gate.json", json.dumps(report, indent=1) + "\n")
+    _write(out / "gate.html", page_of(report, gaps, str(out)))
+    for violation in report["violations"]:
+        if shown := violation.get("smallest", violation).get("script"):
+            _write(out / f"{violation['kind']}.py", shown)
 
 
 def _sides(options: argparse.Namespace) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from eqcheck.cli.common import say
@@ -12,6 +12,11 @@ from eqcheck.explanation.layout import WHOLE, columns, table, wrapped
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
+    from eqcheck.contract.decoders import Decoder
+    from eqcheck.contract.registry import Declared
+
+
+_HEADS = ["decoder", "families", "padding", "known violations", "dtype", "checkpoints", "origin"]
 
 
 def add(commands: Commands) -> None:
@@ -24,8 +29,6 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from eqcheck.contract import registry
-    from eqcheck.contract.decoders import DTYPES
-    from eqcheck.contract.family import LLAMA
 
     rows, shipped = [], registry.shipped()
     known: dict[str, list[str]] = {}
@@ -34,28 +37,41 @@ def run(options: argparse.Namespace) -> int:
             decoder = registry.declared(name) if name in shipped else registry.load(name)
         except UsageError as error:
             rows.append([name, "broken", "-", "-", "-", "-", str(error)])
-            continue
-        families = (LLAMA,) if decoder.checkpoints else decoder.families
-        known[name] = list(decoder.known)
-        claims = [", ".join(families), ", ".join(decoder.padding_sides), ", ".join(decoder.known) or "-"]
-        served = [decoder.dtype, ", ".join(decoder.kinds)] if decoder.checkpoints else ["-", "-"]
-        rows.append([name, *claims, *served, decoder.origin])
-    heads = ["decoder", "families", "padding", "known violations", "dtype", "checkpoints", "origin"]
-    text = table(rows, heads, WHOLE)
+        else:
+            known[name] = list(decoder.known)
+            rows.append([name, *_declared(decoder)])
+    text = table(rows, _HEADS, WHOLE)
     if max(map(len, text.split("\n"))) > (width := columns()):
-        more = "the dtype and checkpoints of each engine, and where each decoder comes from"
-        rows, heads = [row[:4] for row in rows], heads[:4]
-        text = table(rows, heads, width)
-        if text.count("\n") > len(rows) + 1:  # a line each, so that all decoders are on a screen
-            more = f"all known violations, {more}"
-            sides = {"left, right": "both"}
-            short = [[*row[:2], sides.get(row[2], row[2]), _short(known.get(row[0], []))] for row in rows]
-            served = [row[0] for row in rows if row[0].rpartition("_")[2] in DTYPES]
-            text = table([row for row in short if row[0] not in served], heads, width)
-            text += "\n\n" + wrapped(f"The same engines in other dtypes: {', '.join(served)}", width) if served else ""
-        text += "\n\n" + wrapped(f"`eqcheck list | cat` also shows {more}.", width)
+        text = _narrow(rows, known, width)
     say(printable(text))
     return EQUIVALENT
+
+
+def _narrow(rows: list[list[str]], known: Mapping[str, list[str]], width: int) -> str:
+    """The table for a narrow terminal: without the last columns, and if that is still too wide, a line per decoder."""
+    from eqcheck.contract.decoders import DTYPES
+
+    more = "the dtype and checkpoints of each engine, and where each decoder comes from"
+    rows, heads = [row[:4] for row in rows], _HEADS[:4]
+    text = table(rows, heads, width)
+    if text.count("\n") > len(rows) + 1:  # a line each, so that all decoders are on a screen
+        more = f"all known violations, {more}"
+        sides = {"left, right": "both"}
+        short = [[*row[:2], sides.get(row[2], row[2]), _short(known.get(row[0], []))] for row in rows]
+        served = [row[0] for row in rows if row[0].rpartition("_")[2] in DTYPES]
+        text = table([row for row in short if row[0] not in served], heads, width)
+        text += "\n\n" + wrapped(f"The same engines in other dtypes: {', '.join(served)}", width) if served else ""
+    return text + "\n\n" + wrapped(f"`eqcheck list | cat` also shows {more}.", width)
+
+
+def _declared(decoder: Declared | Decoder) -> list[str]:
+    """The columns of a decoder's row, behind its name."""
+    from eqcheck.contract.family import LLAMA
+
+    families = (LLAMA,) if decoder.checkpoints else decoder.families
+    claims = [", ".join(families), ", ".join(decoder.padding_sides), ", ".join(decoder.known) or "-"]
+    served = [decoder.dtype, ", ".join(decoder.kinds)] if decoder.checkpoints else ["-", "-"]
+    return [*claims, *served, decoder.origin]
 
 
 def _short(known: Sequence[str]) -> str:

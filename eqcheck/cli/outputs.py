@@ -69,26 +69,26 @@ def _stream(path: Path) -> Iterator[TextIO]:
             stream.close()
 
 
-def tell(reports: Sequence[Report], text: str, options: Plan, decoders: Sequence[Decoder]) -> None:
+def tell(reports: Sequence[Report], text: str, plan: Plan) -> None:
     """Print the results of an audit, and hand them on; ``text`` is for people, or the one JSON object."""
     from eqcheck.report.build import as_junit
     from eqcheck.report.checks import commands_of, step_summary, untrusted
 
-    mixed = options.json or str(options.ndjson) == "-"  # standard output is for a program
+    mixed = plan.json or str(plan.ndjson) == "-"  # standard output is for a program
     on_github = os.environ.get("GITHUB_ACTIONS") == "true"
     show: Callable[[str], None] = _to_stderr if mixed else say
-    if options.json:
+    if plan.json:
         say(text)
     else:
         show(untrusted(text, secrets.token_hex(16)) if on_github else text)
     if on_github:
-        for command in commands_of(reports, options.allow_known):
+        for command in commands_of(reports, plan.allow_known):
             show(command)
         if page := os.environ.get("GITHUB_STEP_SUMMARY"):
-            _appended(Path(page), step_summary(reports, options.allow_known))
-    if options.junit:
-        places = {each.name: _place(each) for each in decoders}
-        _written(options.junit, as_junit(reports, options.allow_known, places))
+            _appended(Path(page), step_summary(reports, plan.allow_known))
+    if plan.junit:
+        places = {each.name: _place(each) for each in plan.decoders}
+        _written(plan.junit, as_junit(reports, plan.allow_known, places))
 
 
 def _place(decoder: Decoder) -> tuple[str, int]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timezone
 from pathlib import Path
 
@@ -53,7 +53,8 @@ class Plan:
 
     ``specs`` name the decoders, none of them every shipped one that needs nothing else; ``target`` the real models;
     ``corpus`` the place of stored cases, if any; ``cluster`` the address of Ray's. ``known`` are the entries of
-    ``known_file``. ``written`` and ``command`` say in a report when and how it was made.
+    ``known_file``. ``written`` and ``command`` say in a report when and how it was made. Once they are loaded, it has
+    the ``decoders``, and the ``folders`` of their reports by name.
     """
 
     specs: tuple[str, ...]
@@ -74,6 +75,8 @@ class Plan:
     today: date
     written: str
     command: str
+    decoders: tuple[Decoder, ...] = ()
+    folders: Mapping[str, Path] = field(default_factory=dict)
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Plan:
@@ -127,9 +130,9 @@ class Plan:
             command=shlex.join(["eqcheck", *options.words]),
         )
 
-    def folders(self, decoders: Sequence[Decoder]) -> dict[str, Path]:
-        """A folder for each decoder's report, by its name; `UsageError` if two share one, or it cannot be made."""
-        names = [decoder.name for decoder in decoders]
+    def with_folders(self) -> Plan:
+        """The plan with a folder for each decoder's report; `UsageError` if two share one, or it cannot be made."""
+        names = [decoder.name for decoder in self.decoders]
         for name in names:
             if names.count(name) > 1:
                 raise UsageError(f"two adapters are named {name!r}; audit them into different --out folders")
@@ -137,10 +140,10 @@ class Plan:
                 raise UsageError(f"adapter name {name!r} cannot name a folder; use letters, digits, '-' and '_'")
         for name in names:
             writable(self.out, name)
-        return {name: self.out / name for name in names}
+        return replace(self, folders={name: self.out / name for name in names})
 
-    def check(self, decoders: Sequence[Decoder]) -> None:
-        """`UsageError` for a kind of checkpoint that there is not, or an option that an engine cannot heed."""
+    def loaded(self, decoders: Sequence[Decoder]) -> Plan:
+        """The plan with its decoders; `UsageError` for an unknown checkpoint, or an option that no engine heeds."""
         from eqcheck.construction.layouts import LAYOUTS
         from eqcheck.workers.interpreter import environment
 
@@ -153,6 +156,7 @@ class Plan:
         engines = [environment(decoder, python) for decoder in decoders if decoder.checkpoints or python]
         if engines and self.target:
             raise UsageError("--target: an engine that loads a checkpoint has models of its own; leave it out")
+        return replace(self, decoders=tuple(decoders))
 
 
 def _check_outputs(options: argparse.Namespace) -> None:

@@ -58,6 +58,7 @@ def replay(
     families = (stored.case.family,) if stored.case.lane == "transparent" else ()
     asked = Options(families=families, case_timeout=timeout, isolate=isolate, case_memory=memory, python=python or "")
     lane = new_lane(stored.case.lane, decoder, asked)
+    # What the decoder does not take is asked before it is decoded: a case that it declines is no failure.
     declined = refused(stored.case, decoder.requires)
     if not declined:
         try:
@@ -176,13 +177,17 @@ def _told(name: str, stored: StoredViolation, outcome: Outcome, width: int) -> t
     words = printable(f"{render(explanation, width=width)}\n{outcome.traceback}")
     if explanation.kind == "hang" and _limits(stored)[0] < CASE_TIMEOUT:
         words += f"The limit is from the case file; the usual one is {CASE_TIMEOUT:g} s.\n"
-    now = explanation.fingerprint
-    if before and before != now and not before.startswith(f"{now}:"):  # what an engine's case needs follows
-        unnamed = _OF_MANY if before.startswith("sampling/") else ("unattributed",)
-        if not stored.minimised:
-            words += f"When the audit ended, this case had not been looked into; it was read as {before} then.\n"
-        elif stored.case.lane != "transparent" and now.startswith(unnamed):
-            words += f"The stored cause is {before}. It was found from other cases; this case alone does not show it.\n"
-        else:
-            words += f"The stored violation was {before}; it fails differently now.\n"
-    return VIOLATION, printable(f"FAILS: {name}"), words
+    return VIOLATION, printable(f"FAILS: {name}"), words + _otherwise(stored, explanation.fingerprint)
+
+
+def _otherwise(stored: StoredViolation, now: str) -> str:
+    """Return why the case is read otherwise ``now`` than the file says; nothing where it is read the same."""
+    before = stored.fingerprint
+    if not before or before == now or before.startswith(f"{now}:"):  # what an engine's case needs follows
+        return ""
+    if not stored.minimised:
+        return f"When the audit ended, this case had not been looked into; it was read as {before} then.\n"
+    unnamed = _OF_MANY if before.startswith("sampling/") else ("unattributed",)
+    if stored.case.lane != "transparent" and now.startswith(unnamed):
+        return f"The stored cause is {before}. It was found from other cases; this case alone does not show it.\n"
+    return f"The stored violation was {before}; it fails differently now.\n"

@@ -1,8 +1,7 @@
 """A lane is one kind of evidence about a decoder; and which lanes a decoder is audited in.
 
-A new lane is a folder beside this module, a line in `LANES`, and a name in `lanes_of`; its case is named in
-`eqcheck.store.casefile`. The campaign imports it when it is needed, so that reading a case or a report imports no
-model.
+A new lane is a folder beside this module, a function in `LANES`, its `conclusions`, and a name in `lanes_of`; its case
+is named in `eqcheck.store.casefile`. It is imported when it is needed: reading a case or a report imports no model.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
-from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,16 +24,9 @@ from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import DrawnDecode, Outcome
 
 if TYPE_CHECKING:
-    from eqcheck.workers.worker import Limits, TryCase, Workers
+    from eqcheck.workers.worker import TryCase, Workers
 
-_SAMPLED = "eqcheck.lanes.sampling.lane:SampledLane"
-LANES = {
-    "transparent": "eqcheck.lanes.transparent.lane:TransparentLane",
-    "checkpoint": "eqcheck.lanes.checkpoint.lane:CheckpointLane",
-    "sampling": f"{_SAMPLED} eqcheck.lanes.sampling.transparent:TransparentTarget",
-    "checkpoint-sampling": f"{_SAMPLED} eqcheck.lanes.sampling.checkpoint:CheckpointTarget",
-}
-REPEATS = 3
+REPEATS = 3  # so many times a failing case is decoded again before its failure is believed
 MOST_LOOKED_AT = 60  # cases that are drawn, and not decoded, to say how many a claim takes
 LESS = ("float16", "bfloat16")  # than float32
 EXACT_LAW = "full"  # the checkpoint on which rows of such engines sample
@@ -51,6 +42,9 @@ class Lane(ABC):
     when the first case was drawn, on the monotonic clock. ``on_loading`` is called with the name of a checkpoint
     that takes long to be loaded, ``on_step`` with each step (`eqcheck.campaign.events.Step`) that may take seconds, and
     what it is about. ``lanes`` are the names of all lanes of the audit.
+
+    A lane takes from the options what it needs when it is made, and hands them to its result, and to nothing else.
+    ``fixed``: a profile says which cases are drawn, whatever is claimed.
     """
 
     share: float = 1.0
@@ -61,8 +55,12 @@ class Lane(ABC):
     running: Workers
 
     def __init__(self, decoder: Decoder, options: Options) -> None:
-        self.decoder, self.options = decoder, options
-        self.total = options.cases
+        from eqcheck.workers.worker import Limits
+
+        self.decoder = decoder
+        self.total, self.budget, self.fixed = options.cases, options.budget, options.profile is not None
+        self.isolate, self.jobs = options.isolate, options.jobs
+        self.limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
         self.on_loading: Callable[[str], None] = lambda name: None
         self.on_step: Callable[[str, str], None] = lambda step, subject: None
         self.begun = time.monotonic()
@@ -77,16 +75,9 @@ class Lane(ABC):
             self.limits,
             task,
             self.result.warnings if said is None else said,
-            isolate=self.options.isolate,
+            isolate=self.isolate,
             jobs=jobs,
         )
-
-    @property
-    def limits(self) -> Limits:
-        """Return how long a case may take, and how much memory."""
-        from eqcheck.workers.worker import Limits
-
-        return Limits(self.options.case_timeout, self.options.case_memory if self.options.isolate else None)
 
     @abstractmethod
     def drawing(self) -> AbstractContextManager[object]:
@@ -116,7 +107,7 @@ class Lane(ABC):
     def unreached(self) -> list[Unreached]:
         """The claims that no drawn case tested, each with the cases of a whole audit that it takes."""
         left = [claim for claim in self.claimed() if not self.result.tally.tested[claim]]
-        if not left or self.options.profile:  # its cases are fixed, whatever is claimed
+        if not left or self.fixed:
             return [Unreached(claim, None) for claim in left]
         cases = (case for case in self.drawn_anew() if not unmet(case, self.decoder.requires))
         found, name = untested(left, islice(cases, MOST_LOOKED_AT)), self.result.lane
@@ -152,11 +143,6 @@ class Lane(ABC):
     @abstractmethod
     def conclude(self) -> None:
         """Take from all outcomes into ``result`` what its counts do not hold, and what takes decoding."""
-
-    @staticmethod
-    @abstractmethod
-    def conclusions(result: Audit) -> None:
-        """Draw conclusions from the counts and findings of ``result``: of one audit, or of several shards merged."""
 
     def settling(self, check: Callable[[], None]) -> AbstractContextManager[object]:
         """Set up what confirms failures; ``check`` raises ``KeyboardInterrupt`` where the user wants an end."""
@@ -283,18 +269,52 @@ def _of_profile(options: Options, draw: Draw | None, lane_and_first: tuple[str, 
     return replace(options, cases=count, bounds=draw.bounds, bounded=bounded, block=draw.block)
 
 
+def _transparent(decoder: Decoder, options: Options) -> Lane:
+    from eqcheck.lanes.transparent.lane import TransparentLane
+
+    return TransparentLane(decoder, options)
+
+
+def _checkpoint(decoder: Decoder, options: Options) -> Lane:
+    from eqcheck.lanes.checkpoint.lane import CheckpointLane
+
+    return CheckpointLane(decoder, options)
+
+
+def _sampling(decoder: Decoder, options: Options) -> Lane:
+    from eqcheck.lanes.sampling.lane import SampledLane
+    from eqcheck.lanes.sampling.transparent import TransparentTarget
+
+    return SampledLane(decoder, options, TransparentTarget)
+
+
+def _checkpoint_sampling(decoder: Decoder, options: Options) -> Lane:
+    from eqcheck.lanes.sampling.checkpoint import CheckpointTarget
+    from eqcheck.lanes.sampling.lane import SampledLane
+
+    return SampledLane(decoder, options, CheckpointTarget)
+
+
+# Each imports its lane when one is made: a report and a case know the names of lanes, and need no torch.
+LANES: dict[str, Callable[[Decoder, Options], Lane]] = {
+    "transparent": _transparent,
+    "checkpoint": _checkpoint,
+    "sampling": _sampling,
+    "checkpoint-sampling": _checkpoint_sampling,
+}
+
+
 def new_lane(name: str, decoder: Decoder, options: Options) -> Lane:
     """A lane, for one audit of a decoder."""
-    _, *target = LANES[name].split()
-    return lane_named(name)(decoder, options, *map(_imported, target))
+    return LANES[name](decoder, options)
 
 
-def lane_named(name: str) -> type[Lane]:
-    """The class of a lane."""
-    lane: type[Lane] = _imported(LANES[name].split()[0])
-    return lane
-
-
-def _imported(place: str) -> Any:
-    module, _, attribute = place.partition(":")
-    return getattr(import_module(module), attribute)
+def conclusions(audit: Audit) -> None:
+    """Draw the conclusions of a lane from the counts and findings of one audit, or of several shards merged."""
+    if audit.lane == "transparent":
+        from eqcheck.lanes.transparent.conclusions import conclusions as of_lane
+    elif audit.lane == "checkpoint":
+        from eqcheck.lanes.checkpoint.conclusions import conclusions as of_lane
+    else:
+        from eqcheck.lanes.sampling.judge import conclusions as of_lane
+    of_lane(audit)

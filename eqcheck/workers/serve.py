@@ -39,6 +39,9 @@ def serve(spec: str) -> None:
         pipe.write(json.dumps(message, default=_plain) + "\n")
         pipe.flush()
 
+    def failed(error: Exception) -> None:
+        say(error=type(error).__name__, message=str(error), traceback=_traceback())
+
     _import_eqcheck()
     from eqcheck.contract import registry
     from eqcheck.contract.completion import apart
@@ -52,17 +55,18 @@ def serve(spec: str) -> None:
         generate = Guarded(running.__enter__(), decoder.requires)
         load = getattr(generate, "load", None)
     except Exception as error:
-        say(error=type(error).__name__, message=str(error), traceback=_traceback())
+        failed(error)
         return
     renew = getattr(generate, "renew", None)
     say(ready=str(hook(generate, "version") or decoder.version), loads=load is not None, renews=renew is not None)
+    # Each message gets an answer, whatever raises: one that does not come is taken for a hang.
     for line in sys.stdin:
         message = json.loads(line)
         if renew is not None and message.get("renew"):
             try:
                 renew()
             except Exception as error:
-                say(error=type(error).__name__, message=str(error), traceback=_traceback())
+                failed(error)
             else:
                 say(renewed=True)
             continue
@@ -83,7 +87,7 @@ def serve(spec: str) -> None:
         except Unsupported as error:
             say(unsupported=next((line for line in str(error).splitlines() if line.strip()), "no reason given"))
         except Exception as error:
-            say(error=type(error).__name__, message=str(error), traceback=_traceback())
+            failed(error)
         else:
             say(outputs=outputs, observed=dict(hook(generate, "observed")), **({"told": told} if any(told) else {}))
     with suppress(Exception):

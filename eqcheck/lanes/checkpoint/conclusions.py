@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from eqcheck.checkpoints import dictation
-from eqcheck.contract.decoders import CAPABILITIES
+from eqcheck.contract.decoders import CAPABILITIES, Decoder
 from eqcheck.contract.errors import one_line
 from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS, Notice
 from eqcheck.explanation.records import many
@@ -58,21 +58,16 @@ def conclusions(result: Audit) -> None:
 
 def _warnings(result: Audit) -> list[str]:
     """The warnings about things that the audit cannot say."""
-    warnings, tally = list[str](), result.tally
-    claimed = {*result.decoder.capabilities, *_NARROWER}
-    claimed |= {other for name in result.decoder.capabilities for other in _NARROWER.get(name, ())}
-    lacking = [name for name in CAPABILITIES if name not in claimed]
-    if lacking and result.decoder.checkpoints:
-        shown = ", ".join(lacking[:_SHOWN]) + (f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else "")
-        warnings.append(f"not tested, because the adapter does not declare it in capabilities=: {shown}")
-    if "temperature" in claimed and result.decoder.dtype in LESS and EXACT_LAW not in result.decoder.kinds:
-        said = f"in {result.decoder.dtype} that takes the checkpoint {EXACT_LAW}; add it to kinds="
+    decoder, tally = result.decoder, result.tally
+    warnings = _undeclared(decoder)
+    if "temperature" in decoder.capabilities and decoder.dtype in LESS and EXACT_LAW not in decoder.kinds:
+        said = f"in {decoder.dtype} that takes the checkpoint {EXACT_LAW}; add it to kinds="
         warnings.append(f"no sampled rows were tested: {said}")
     essential = ["several_rows", "ragged_prompts"]
     if tally.observed[SPEAKS]:
         essential += ["accepted", "rejected"]
-    drafts = result.decoder.checkpoints and "no-drafts" not in result.decoder.capabilities
-    warnings += silent(tally) if drafts else []  # others are given a draft that is counted elsewhere
+    if decoder.checkpoints and "no-drafts" not in decoder.capabilities:
+        warnings += silent(tally)  # others are given a draft that is counted elsewhere
     missing = declining.unseen(essential, result.coverage, result.decoder.requires)
     if missing and tally.run:
         warnings.append(Notice(declining.lacking([CHECKPOINT.counters[name] for name in missing]), VACUOUS))
@@ -81,11 +76,29 @@ def _warnings(result: Audit) -> list[str]:
         if (cases := result.coverage.get(needed)) and not result.coverage.get(seen):
             warnings.append(f"the engine reports no {what} in {many(cases, 'case')} {happened}; does it report them?")
     warnings += declining.of_requirements(result.decoder)
-    warnings += declining.of_ends(result.decoder, tally) if tally.run else []
+    if tally.run:
+        warnings += declining.of_ends(result.decoder, tally)
     warnings += declining.too_many(tally.declined, tally.drawn)
     warnings += refused(tally, result.decoder.dtype)
     # A profile has as many cases as it has; an engine that declines everything has a warning of its own.
     warnings += _without_effect(result) if not result.options.profile and tally.run else []
+    return warnings + _unrepeated(result)
+
+
+def _undeclared(decoder: Decoder) -> list[str]:
+    """The warning about capabilities that the decoder does not declare, so that no case has them."""
+    claimed = {*decoder.capabilities, *_NARROWER}
+    claimed |= {other for name in decoder.capabilities for other in _NARROWER.get(name, ())}
+    lacking = [name for name in CAPABILITIES if name not in claimed]
+    if not lacking or not decoder.checkpoints:
+        return []
+    shown = ", ".join(lacking[:_SHOWN]) + (f" and {len(lacking) - _SHOWN} more" if len(lacking) > _SHOWN else "")
+    return [f"not tested, because the adapter does not declare it in capabilities=: {shown}"]
+
+
+def _unrepeated(result: Audit) -> list[str]:
+    """The warnings about failures that did not repeat; a slow machine explains a hang, and nothing else."""
+    warnings = list[str]()
     hung = [finding for finding in result.doubtful if finding.fingerprint == HANG]
     others = [finding for finding in result.doubtful if finding.fingerprint != HANG]
     if others:

@@ -364,17 +364,19 @@ def _between(rows: Sequence[EngineRow]) -> list[int]:
 
     Rows are requests one after the other only where each arrives later than the one before.
     """
-    arrivals, begun, blocks = [row.options.arrival for row in rows], dict[tuple[int, ...], int](), list[int]()
-    if any(arrival >= later for arrival, later in pairwise(arrivals)):
+    begun, blocks = dict[tuple[int, ...], int](), list[int]()
+    if any(one.options.arrival >= later.options.arrival for one, later in pairwise(rows)):
         return []
     for number, row in enumerate(rows):
         begins = row.prompt[:KV_BLOCK]
-        if len(begins) == KV_BLOCK:
-            if begins in begun:
-                since = rows[begun[begins] + 1 : number]
-                others = [len(other.prompt) for other in since if other.prompt[:KV_BLOCK] != begins]
-                blocks += [sum(-(-length // KV_BLOCK) for length in others)] if others else []
-            begun[begins] = number
+        if len(begins) < KV_BLOCK:
+            continue
+        # As many blocks of others as fit into the cache: with more the beginning is gone when it comes again.
+        since = rows[begun[begins] + 1 : number] if begins in begun else ()
+        others = [len(other.prompt) for other in since if other.prompt[:KV_BLOCK] != begins]
+        if others:
+            blocks.append(sum(-(-length // KV_BLOCK) for length in others))
+        begun[begins] = number
     return blocks
 
 
@@ -389,6 +391,7 @@ SWITCHED, SWITCHED_EVERY = 2, 3  # cases with one switch, each time; every so ma
 SETTINGS = ("ngram", "token-budget", "kv-blocks", "prefix-caching")
 """Capabilities that are settings of an engine."""
 _BOUNDARIES = (16, KV_BLOCK)  # tokens in a block of an engine's cache; the window of a built checkpoint has 32, too
+_PENALTIES = {"repetition_penalty": (1.1, 1.3, 2.0, 0.8), "presence_penalty": (0.5, 1.0, 2.0, -1.0)}
 _ROWS_WITH_EOS, _LOOK_AHEAD = 4, 16  # more cost time: what rows emit must be known
 
 _LONGEST_SHARED = 3 * KV_BLOCK
@@ -536,14 +539,8 @@ class EngineCases:
     def _case(
         self, rng: random.Random, settings: EngineCase, beginning: tuple[int, ...], turn: int, turns: Collection[str]
     ) -> EngineCase:
-        size = rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12))
-        if self._has(rng, "many-rows", 0.03, turns):
-            size = rng.choice((32, 48, 64, 128))
-        elif turns:  # options that differ from row to row need several
-            size = max(size, 3)
-        longest = rng.choice((6, 12, 24, 40))
-        if settings.kv_blocks:
-            size, longest = max(size, 4), rng.choice((24, 48, 80))
+        # The order of the draws is part of a seed: one more in between, and every seed has other cases.
+        size, longest = self._size(rng, settings, turns)
         # An engine that can cache prefixes may do so by default.
         caches = settings.prefix_caching or ("prefix-caching" in self.capabilities and rng.random() < _SHARED)
         drawn = self._prompts(rng, settings, min(size, self.bounds.rows), longest, beginning if caches else ())
@@ -555,28 +552,48 @@ class EngineCases:
         rows = [EngineRow(prompt, common) for prompt in prompts]
         if self._has(rng, "row-limits", 0.5, turns):
             rows = [row_with(row, max_new_tokens=rng.randint(1, limit)) for row in rows]
-        for name, values in (
-            ("repetition-penalty", (1.1, 1.3, 2.0, 0.8)),
-            ("presence-penalty", (0.5, 1.0, 2.0, -1.0)),
-        ):
-            if self._has(rng, name, 0.15, turns):
-                field = name.replace("-", "_")
-                rows = [row_with(row, **{field: rng.choice(values)}) if rng.random() < 0.6 else row for row in rows]
+        for name, values in _PENALTIES.items():
+            if self._has(rng, name.replace("_", "-"), 0.15, turns):
+                rows = [row_with(row, **{name: rng.choice(values)}) if rng.random() < 0.6 else row for row in rows]
         alone = truth(settings.checkpoint)
         rows = option_effects.drawn(rng, rows, self.capabilities, alone, _ROWS_WITH_EOS, turns)
+        rows = self._with_ends(rng, rows, alone, turns)
+        rows = self._in_time(rng, rows, alone, caches, turn, turns)
+        rows = [row if not row.options.changes_scores or alone.decides(row) else _plain(row) for row in rows]
+        return self._dictated(rng, replace(settings, rows=tuple(rows)), limit).meeting(self.requires)
+
+    def _in_time(
+        self, rng: random.Random, rows: list[EngineRow], alone: Truth, caches: bool, turn: int, turns: Collection[str]
+    ) -> list[EngineRow]:
+        """The rows with their arrivals; where prefixes are cached, one may go on from what another one emitted."""
+        if self._has(rng, "arrivals", 0.5 if caches else 0.2, turns):  # or nothing is cached in this case
+            rows = [row_with(row, arrival=rng.randint(0, 8)) for row in rows]
+        if caches and len(rows) > 1 and rng.random() < _GOING_ON and not self.requires:
+            longer = going_on(rng, rows, alone, "arrivals" in self.capabilities, turn)
+            rows = longer if len(longer[-1].prompt) <= self.bounds.prompt else rows
+        return rows
+
+    def _size(self, rng: random.Random, settings: EngineCase, turns: Collection[str]) -> tuple[int, int]:
+        """The number of rows, and the most tokens of a prompt; with few KV blocks more of both, until they run out."""
+        size = rng.choice((1, 2, 2, 3, 3, 4, 4, 5, 6, 8, 12))
+        if self._has(rng, "many-rows", 0.03, turns):
+            size = rng.choice((32, 48, 64, 128))
+        elif turns:  # options that differ from row to row need several
+            size = max(size, 3)
+        longest = rng.choice((6, 12, 24, 40))
+        return (max(size, 4), rng.choice((24, 48, 80))) if settings.kv_blocks else (size, longest)
+
+    def _with_ends(
+        self, rng: random.Random, rows: list[EngineRow], alone: Truth, turns: Collection[str]
+    ) -> list[EngineRow]:
+        """The rows, some with EOS ids of their own, which a minimum of new tokens needs as well."""
         least = self._has(rng, "min-new-tokens", 0.25, turns)
         if self._has(rng, "row-eos", 0.4, turns) or least:
-            chosen = rng.sample(range(size), min(size, _ROWS_WITH_EOS))
+            chosen = rng.sample(range(len(rows)), min(len(rows), _ROWS_WITH_EOS))
             emitted = alone.emitted([rows[number] for number in chosen], _LOOK_AHEAD)
             for number, tokens in zip(chosen, emitted, strict=True):
                 rows[number] = with_eos(rng, rows[number], tokens, least)
-        if self._has(rng, "arrivals", 0.5 if caches else 0.2, turns):  # or nothing is cached in this case
-            rows = [row_with(row, arrival=rng.randint(0, 8)) for row in rows]
-        if caches and size > 1 and rng.random() < _GOING_ON and not self.requires:
-            longer = going_on(rng, rows, alone, "arrivals" in self.capabilities, turn)
-            rows = longer if len(longer[-1].prompt) <= self.bounds.prompt else rows
-        rows = [row if not row.options.changes_scores or alone.decides(row) else _plain(row) for row in rows]
-        return self._dictated(rng, replace(settings, rows=tuple(rows)), limit).meeting(self.requires)
+        return rows
 
     def _dictated(self, rng: random.Random, case: EngineCase, limit: int) -> EngineCase:
         """The case with what its rows accept, where drafts are dictated."""
@@ -666,6 +683,7 @@ def alike(case: EngineCase, number: int, requires: tuple[str, ...] = ()) -> Engi
         if row == before and row.options.n > 1:  # another answer to the same request
             rows.append(rows[-1])
             continue
+        # Odd cases have longer rows, and every fourth unequal prompts: what explains all of them is none of these.
         size, options = len(row.prompt) + (rng.randint(0, _LONGER) if number % 2 else 0), row.options
         if options.min_new_tokens and number % 4 == 2:
             size = min(size, 2)  # behind a long prompt a minimum that counts it looks ignored
@@ -694,19 +712,11 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
     budget, preempted = case.token_budget or 10**9, observed.get("preemptions", 0) > 0
     # A row's first token takes a step without a draft, every other step yields what is accepted and one more.
     steps = sum(map(len, outputs)) - len(rows) - observed.get("accepted", 0)
-    checks = {
-        "several_rows": len(rows) > 1,
-        "many_rows": len(rows) >= 32,
-        "prompt_of_one": any(len(row.prompt) == 1 for row in rows),
-        "prompt_of_round": any(len(row.prompt) == case.num_draft_tokens + 1 for row in rows),
-        "prompt_of_blocks": any(len(row.prompt) % _BOUNDARIES[0] == 0 for row in rows),
-        "ragged_prompts": len({len(row.prompt) for row in rows}) > 1,
+    checks = _of_rows(case) | {
         "ngram": case.drafting == "ngram",
         "dictated": case.drafting == "dictated",
         "contexts": observed.get("contexts", 0) > 0,
         "ngram_silent": case.drafting == "ngram" and observed.get("drafted", steps) < steps,
-        "row_limits": len({o.max_new_tokens for o in options}) > 1,
-        "row_eos": len({o.eos_token_ids for o in options}) > 1,
         "token_budget": case.token_budget is not None,
         "budget_below_round": budget < len(rows) * (case.num_draft_tokens + 1),
         "prompt_beyond_budget": any(len(row.prompt) > budget for row in rows),
@@ -714,12 +724,27 @@ def exercised(case: EngineCase, outputs: tuple[tuple[int, ...], ...], observed: 
         "kv_blocks": case.kv_blocks is not None and (case.kv_blocks < needed or preempted),
         "prefix_hits": observed.get("prefix_hits", 0) > 0,
         "preemptions": preempted,
-        "answers": any(o.n > 1 for o in options),
         "late_rows": observed.get("late_rows", 0) > 0,
     }
     checks |= stops_seen(case, outputs) | cancelled(options, outputs) | grammars_seen(case, outputs)
     counters = {name for name, holds in (checks | reached(case, outputs)).items() if holds}
     return counters | answered(case, outputs, observed) | option_effects.triggered(case, outputs)
+
+
+def _of_rows(case: EngineCase) -> dict[str, bool]:
+    """The counters that the rows of a case raise, whatever is returned."""
+    rows, options = case.rows, [row.options for row in case.rows]
+    return {
+        "several_rows": len(rows) > 1,
+        "many_rows": len(rows) >= 32,
+        "prompt_of_one": any(len(row.prompt) == 1 for row in rows),
+        "prompt_of_round": any(len(row.prompt) == case.num_draft_tokens + 1 for row in rows),
+        "prompt_of_blocks": any(len(row.prompt) % _BOUNDARIES[0] == 0 for row in rows),
+        "ragged_prompts": len({len(row.prompt) for row in rows}) > 1,
+        "row_limits": len({o.max_new_tokens for o in options}) > 1,
+        "row_eos": len({o.eos_token_ids for o in options}) > 1,
+        "answers": any(o.n > 1 for o in options),
+    }
 
 
 def answered(case: EngineCase, outputs: Sequence[tuple[int, ...]], observed: Mapping[str, Any]) -> set[str]:

@@ -143,7 +143,8 @@ def candidates(case: EngineCase, capabilities: Collection[str] = CAPABILITIES) -
 MINIMISE_S, EXPLAIN_S = 20.0, 20.0  # for a finding
 ENDS = (HELD_BACK, TOO_EARLY)
 _OPTIONS = {name.replace("_", "-") for name in SCORING}
-# Cases like a failing one that are decoded: for a wrong use of an option, for another cause, and rows of all of them.
+# Cases like a failing one that are decoded: for a wrong use of an option, for another cause, and rows of all of them. A
+# wrong use makes one wrong token in a case, often the second best, so it takes many cases to show more than chance.
 _ALIKE, _ALIKE_WRONG, _ALIKE_ROWS = 40, 12, 120
 
 
@@ -153,6 +154,93 @@ class Attempt:
 
     found: Abduced | None = None
     tried: bool = True
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failing case whose cause is looked for, and what the questions about it need: made once, and handed down.
+
+    ``decode`` asks the engine about cases like it, which meet what it ``requires``; ``left`` says how long there is,
+    and ``patience`` how many times as long as usual one question may take. ``minimised``: no smaller case fails like
+    it. ``larger`` is what explains the larger case that it comes from.
+    """
+
+    outcome: Outcome
+    decode: Callable[[EngineCase], Outcome]
+    requires: tuple[str, ...]
+    left: Callable[[], float]
+    patience: int = 1
+    minimised: bool = True
+    larger: Abduced | None = None
+
+    @cached_property
+    def scored(self) -> bool:
+        """Return whether the case fails only with an option that changes scores."""
+        return self.outcome.outputs is not None and bool(set(needs(self.outcome.case)) & _OPTIONS)
+
+    @property
+    def misused(self) -> bool:
+        """Return whether to ask for a wrong use of that option: in a larger case it may be beside the point."""
+        return self.scored and (self.minimised or self.outcome.symptom != WRONG_TOKEN)
+
+    def believed(self, cause: Abduced | None) -> Abduced | None:
+        """The cause, but no wrong use of an option: that makes one wrong token, which says little."""
+        return None if cause is not None and self.scored and cause.component == "options" else cause
+
+    def alike(self, most: int) -> tuple[list[Outcome], bool]:
+        """The outcomes of the same case with other prompts, and whether there was time for half of them."""
+        case, end = self.outcome.case, time.monotonic() + min(self.patience * EXPLAIN_S, self.left())
+        wanted = range(min(most, _ALIKE_ROWS // len(case.rows)))
+        numbers = takewhile(lambda _: time.monotonic() < end, wanted)
+        made = [self.decode(alike(case, number, self.requires)) for number in numbers]
+        return made, 2 * len(made) >= len(wanted)
+
+
+def by_tokens(failure: Failure, so_far: Attempt) -> Attempt:
+    """The cause that the tokens of the case show by themselves."""
+    return Attempt(failure.believed(abduced(failure.outcome)))
+
+
+def by_option(failure: Failure, so_far: Attempt) -> Attempt:
+    """The wrong use of an option, by what the engine makes of cases alike."""
+    if so_far.found is not None or not failure.misused:
+        return so_far
+    made, enough = failure.alike(_ALIKE)
+    others = [one for one in made if one.symptom in (failure.outcome.symptom, *ENDS, "")]
+    return Attempt(misused([failure.outcome, *others]) if enough else None, enough)
+
+
+def by_larger_case(failure: Failure, so_far: Attempt) -> Attempt:
+    """The cause of the larger case, where it explains this one and is likelier than the cause found so far."""
+    known = failure.believed(failure.larger)
+    cause, found = fitting(failure.outcome, [known]) if known else None, so_far.found
+    if cause is None or (found is not None and cause.search.chance >= found.search.chance):
+        return so_far
+    return Attempt(replace(cause, search=replace(cause.search, of="a larger case")))
+
+
+def by_cases_alike(failure: Failure, so_far: Attempt) -> Attempt:
+    """The cause that all wrong cases alike have in common."""
+    if so_far.found is not None or failure.misused or failure.outcome.symptom != WRONG_TOKEN:
+        return so_far
+    made, enough = failure.alike(_ALIKE_WRONG)
+    found = common([failure.outcome, *(one for one in made if one.symptom == WRONG_TOKEN)])
+    return Attempt(found, enough or found is not None)
+
+
+# The questions about a cause, in this order: the tokens at hand cost no decode; the larger case comes after the option,
+# for its cause replaces only a less likely one; cases alike are decoded last, for what nothing else explains.
+QUESTIONS = (by_tokens, by_option, by_larger_case, by_cases_alike)
+
+
+def cause(failure: Failure) -> Attempt:
+    """Look for the cause of wrong tokens; where it was read inside the engine, or a row says it, nothing is asked."""
+    attempt = Attempt()
+    if read(failure.outcome) or failure.outcome.explanation is not None:
+        return attempt
+    for question in QUESTIONS:
+        attempt = question(failure, attempt)
+    return attempt
 
 
 class Investigation:
@@ -177,9 +265,8 @@ class Investigation:
 
         ``left`` says how long there is.
         """
-        self.left = left
         self.step("shrink", outcome.symptom)
-        smallest, minimised = self._minimised(outcome)
+        smallest, minimised = self._minimised(outcome, left)
         self.step("explain", outcome.symptom)
         elsewhere = known if smallest is not outcome else None
         explanation, likely = self.explained(smallest, left, minimised, elsewhere)
@@ -203,16 +290,16 @@ class Investigation:
 
         ``elsewhere`` is what explains a larger case, ``minimised`` whether this is the smallest.
         """
-        self.left = left
-        cause = self._cause(outcome, minimised, elsewhere) if self.left() > 0 else Attempt(tried=False)
-        left_over = left_behind(outcome, self.decode) if cause.found is None else NOTHING
-        return explain(outcome, cause.found, UNEXPLAINED if cause.tried else UNTRIED, left_over), cause.found
+        failure = Failure(outcome, self.decode, self.decoder.requires, left, self.patience, minimised, elsewhere)
+        attempt = cause(failure) if left() > 0 else Attempt(tried=False)
+        left_over = left_behind(outcome, self.decode) if attempt.found is None else NOTHING
+        return explain(outcome, attempt.found, UNEXPLAINED if attempt.tried else UNTRIED, left_over), attempt.found
 
-    def _minimised(self, outcome: Outcome) -> tuple[Outcome, bool]:
+    def _minimised(self, outcome: Outcome, left: Callable[[], float]) -> tuple[Outcome, bool]:
         """The smallest outcome of the same symptom found in time that repeats, and whether there is no smaller one."""
         if outcome.symptom == HANG:  # every try would take the whole time limit
             return outcome, False
-        until = time.monotonic() + min(self.patience * MINIMISE_S, self.left() / 2)
+        until = time.monotonic() + min(self.patience * MINIMISE_S, left() / 2)
         smaller = [outcome]
 
         def fails(case: EngineCase) -> bool:
@@ -244,48 +331,3 @@ class Investigation:
         if plain.failed:
             return "wrong too" if plain.symptom == outcome.symptom else ""
         return "" if plain.declined else "right"
-
-    def _alike(self, case: EngineCase, most: int) -> tuple[list[Outcome], bool]:
-        """The outcomes of the same case with other prompts, and whether there was time for half of them."""
-        end = time.monotonic() + min(self.patience * EXPLAIN_S, self.left())
-        wanted = range(min(most, _ALIKE_ROWS // len(case.rows)))
-        numbers = takewhile(lambda _: time.monotonic() < end, wanted)
-        made = [self.decode(alike(case, number, self.decoder.requires)) for number in numbers]
-        return made, 2 * len(made) >= len(wanted)
-
-    def _cause(self, outcome: Outcome, minimised: bool, elsewhere: Abduced | None) -> Attempt:
-        """The explanation of a small failing case: each attempt is made where those before it leave the case open."""
-        if read(outcome) or outcome.explanation is not None:
-            return Attempt()
-        option = outcome.outputs is not None and bool(set(needs(outcome.case)) & _OPTIONS)
-        cause = abduced(outcome)
-        if option:  # one token says little
-            cause, elsewhere = (one if one and one.component != "options" else None for one in (cause, elsewhere))
-            option = minimised or outcome.symptom != WRONG_TOKEN  # else the options may be beside the point
-        attempt = Attempt(cause)
-        if attempt.found is None and option:
-            attempt = self._as_option(outcome)
-        if elsewhere is not None:
-            attempt = self._as_larger(outcome, elsewhere, attempt)
-        if attempt.found is None and not option and outcome.symptom == WRONG_TOKEN:
-            attempt = self._as_common(outcome)
-        return attempt
-
-    def _as_option(self, outcome: Outcome) -> Attempt:
-        """The wrong use of an option, by what the engine makes of cases alike."""
-        made, enough = self._alike(outcome.case, _ALIKE)
-        others = [one for one in made if one.symptom in (outcome.symptom, *ENDS, "")]
-        return Attempt(misused([outcome, *others]) if enough else None, enough)
-
-    def _as_larger(self, outcome: Outcome, elsewhere: Abduced, attempt: Attempt) -> Attempt:
-        """The explanation of the larger case, where it fits and is likelier than the one at hand."""
-        larger, found = fitting(outcome, [elsewhere]), attempt.found
-        if larger is None or (found is not None and larger.search.chance >= found.search.chance):
-            return attempt
-        return Attempt(replace(larger, search=replace(larger.search, of="a larger case")))
-
-    def _as_common(self, outcome: Outcome) -> Attempt:
-        """The explanation that all wrong cases alike have in common."""
-        made, enough = self._alike(outcome.case, _ALIKE_WRONG)
-        found = common([outcome, *(one for one in made if one.symptom == WRONG_TOKEN)])
-        return Attempt(found, enough or found is not None)

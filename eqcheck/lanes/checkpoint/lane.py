@@ -26,7 +26,6 @@ from eqcheck.contract.options import SCORING
 from eqcheck.contract.profiles import SERVED
 from eqcheck.contract.requirements import unmet
 from eqcheck.explanation.notice import guarded
-from eqcheck.lanes.checkpoint.conclusions import conclusions as of_counts
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.investigate import ENDS, MANY, SWITCH, Investigation, needs, without
 from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome, abduced, explain, fitting, judged
@@ -44,7 +43,9 @@ _PATIENCE = 4  # so many limits, for a case that did not end within one
 UNSTEADY = "the case fails each time it is decoded alone, but with different tokens, so no cause was found"
 _EARLIER = (1, 4)  # cases that the engine decoded before a failing one; then all that it did
 _TELLING = 3  # cases of a group that abduction is asked about first
-_SAYING = 6  # tokens from the first wrong one on, with which a case may tell its cause
+# Tokens from the first wrong one on, with which a case may tell its cause: a smaller one without a cause looks like any
+# other, and would count them all with its finding.
+_SAYING = 6
 _ROW_OPTIONS = (
     "arrival",
     *(name.replace("_", "-") for name in SCORING),
@@ -78,7 +79,7 @@ def _request(decoder: Decoder, case: EngineCase) -> dict[str, Any]:
 @contextmanager
 def engine(lane: Lane, python: str, judge: Judged | None = None) -> Iterator[Workers]:
     """The decoder of a lane on the checkpoints, set up; the audit gets its version."""
-    with worker(lane.decoder, python, lane.options.case_timeout, judge) as process:
+    with worker(lane.decoder, python, lane.limits.timeout, judge) as process:
         process.on_loading = lane.on_loading
         process.open()
         lane.result.version = process.version
@@ -93,6 +94,8 @@ class CheckpointLane(Lane):
     def __init__(self, decoder: Decoder, options: Options) -> None:
         super().__init__(decoder, options)
         self.python = environment(decoder, options.python)
+        self.called = not (decoder.checkpoints or options.python)  # with models, not with folders
+        self.seed, self.bounds, self.block = options.seed, options.within(SERVED), options.block
         families = (EngineCase.family,)
         self.result = Audit(decoder, options, "checkpoint", families, families)
         self.scripts: dict[str, Future[str | None]] = {}  # by id of finding
@@ -118,7 +121,7 @@ class CheckpointLane(Lane):
     def claimed(self) -> list[Claim]:
         """Checkpoints, drafters and options; of a decoder that is called with models the options of rows alone."""
         decoder, rest = self.decoder, {"finish-reason", "seeds", "no-drafts", "only-dictated-drafts"}
-        if not (decoder.checkpoints or self.options.python):
+        if self.called:
             asked = [name for name in CAPABILITIES if name in decoder.capabilities and name in ROW_OPTIONS]
             return [Claim("capability", name) for name in asked]
         drafters = {"ngram": "ngram", "dictated-drafts": "dictated", "only-dictated-drafts": "dictated"}
@@ -133,13 +136,12 @@ class CheckpointLane(Lane):
         return claimed + [Claim("checkpoint", kind) for kind in decoder.kinds]
 
     def cases(self) -> Iterator[EngineCase]:
-        decoder, bounds = self.decoder, self.options.within(SERVED)
+        decoder = self.decoder
         # An engine that is sampled loads the random checkpoint as well.
         varied = {"logprobs", "temperature"} <= set(decoder.capabilities) and decoder.dtype not in LESS
         claims = decoder.capabilities, decoder.requires, decoder.kinds
         switches = () if decoder.dtype in LESS else hook(decoder.function, "switches")
-        latest = not self.options.profile
-        return EngineCases(self.options.seed, *claims, bounds, varied, self.options.block, switches, latest).cases()
+        return EngineCases(self.seed, *claims, self.bounds, varied, self.block, switches, not self.fixed).cases()
 
     def condition(self, case: EngineCase) -> tuple[str, ...]:
         """The options of the engine; those of rows may be beside the point."""
@@ -171,36 +173,37 @@ class CheckpointLane(Lane):
 
     def _belongs(self, outcome: Outcome) -> int | None:
         """The finding with which a case fails even without its other options, or whose cause explains its tokens."""
-        named = needs(outcome.case)
+        named, wrong = needs(outcome.case), isinstance(outcome, EngineOutcome) and outcome.wrong
         possible = {
             number: finding
             for number, finding in enumerate(self.result.findings)
             if finding.standing == "violation" and set(finding.needs) <= set(named)
         }
-        near = [number for number, finding in possible.items() if outcome.symptom in finding.seen]
         vague = []
-        for number in near:
-            finding = possible[number]
-            others = tuple(name for name in named if name not in finding.needs)
-            if others and self._decode(without(outcome.case, others)).symptom != outcome.symptom:
+        for number, finding in possible.items():
+            if outcome.symptom not in finding.seen or not self._fails_without_others(outcome, finding):
                 continue
             if finding.explanation.kind != "unattributed" or self.in_vain[finding.id] >= _TELLING:
                 return number
             vague.append(number)
         causes = self.investigation.causes
         known = {number: causes[finding.id] for number, finding in possible.items() if finding.id in causes}
-        wrong = isinstance(outcome, EngineOutcome) and outcome.wrong
         fit = fitting(outcome, list(known.values()), partly=True) if wrong and known else None
         fit = fit or (abduced(outcome) if wrong and (known or vague) else None)  # which takes longest
-        for number, cause in known.items():
-            if fit and fit.search.edit in {one.search.edit for one in (cause, *cause.also)}:
-                return number
-        if not vague or fit is not None:
-            return None  # it may look like another case that nobody could explain
+        if fit is not None:
+            # Where no finding has this cause it is a new one, and none of those that look alike without a cause.
+            return next((number for number, cause in known.items() if cause.of_edit(fit.search.edit)), None)
+        if not vague:
+            return None
         finding = self.result.findings[vague[0]]
         behind = sum(len(row.observed) - (row.first or 0) for row in wrong or ())  # a few tokens tell nothing
         self.in_vain[finding.id] += finding.minimised and behind >= _SAYING
         return vague[0]
+
+    def _fails_without_others(self, outcome: Outcome, finding: Finding) -> bool:
+        """Return whether the case fails alike without the options that the finding does not need."""
+        others = tuple(name for name in needs(outcome.case) if name not in finding.needs)
+        return not others or self._decode(without(outcome.case, others)).symptom == outcome.symptom
 
     def _decode(self, case: EngineCase) -> Outcome:
         if case.prefix_caching in self.carrying:
@@ -264,7 +267,7 @@ class CheckpointLane(Lane):
         case, arrivals = outcome.case, "arrivals" in self.decoder.capabilities
         alike = _before(outcome) if outcome.symptom == WRONG_TOKEN else []
         at_once = arrivals or "many-rows" in self.decoder.capabilities
-        most = self.options.within(SERVED).rows if at_once else MANY - 1
+        most = self.bounds.rows if at_once else MANY - 1
         sizes = accumulate((len(one.rows) for one in reversed(alike)), initial=len(case.rows))
         fitting = sum(size <= most for size in sizes) - 1
         known = self.carrying
@@ -333,8 +336,6 @@ class CheckpointLane(Lane):
         self.scripting.shutdown(wait=False, cancel_futures=True)
         for finding in result.findings:
             result.files |= shared(self.decoder, finding.case) if finding.script else {}
-
-    conclusions = staticmethod(of_counts)
 
     def _with_script(self, finding: Finding) -> Finding:
         """The finding with its script, if it was seen to show it."""

@@ -111,14 +111,13 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
         counts, shown = dictation.played(case, outputs, rounds)
         observed |= {f"{DICTATED}{name}": count for name, count in counts.items()}
     rows = tuple(judge.rows(case, outputs))
-    if all(row.first is None for row in rows):
+    # Wrong tokens come first: what a completion tells of its row counts only where all rows are right.
+    wrong, ties = [row for row in rows if row.first is not None], any(row.ties for row in rows)
+    if not wrong:
         told = acceptance.accepted(case, outputs, {**observed, "rounds": rounds})
         observed |= {f"{DUE}{name}": count for name, count in told.items()}
     if observed.get("wrong_context"):
-        shown |= (
-            {"wrong_context"} if any(row.first is not None for row in rows) else {"wrong_context", "harmless_context"}
-        )
-    wrong, ties = [[row for row in rows if row.first is not None], any(row.ties for row in rows)]
+        shown |= {"wrong_context"} if wrong else {"wrong_context", "harmless_context"}
     explanation = None if wrong else answered.told_wrongly(judge, case)
     shares = [1.0 if row.first is None else row.first / max(1, len(row.observed)) for row in rows]
     return EngineOutcome(

@@ -115,7 +115,7 @@ class CheckpointTarget(SampledTarget):
     def _investigate(self, lane: SampledLane) -> None:
         """The smallest request that shows the wrong law, and a request that is wrong with greedy rows, too."""
         decode, telling, wealth = lane.running.try_case, lane.gathered.telling(), lane.gathered.wealth
-        left = lane.begun + (self.options.budget or 0.0) - time.monotonic()
+        left = lane.begun + (lane.budget or 0.0) - time.monotonic()
         until = time.monotonic() + max(INVESTIGATING_S, left)
         self.greedy = _wrong_greedily(telling, decode)
         rng = Random()
@@ -213,7 +213,7 @@ class CheckpointTarget(SampledTarget):
         """
         shown: dict[str, list[Outcome]] = {}
         promised = [one for one in lane.gathered.outcomes if one.outputs and one.case.promise != "none"]
-        end = lane.begun + self.options.budget * LOOKING if self.options.budget else float("inf")
+        end = lane.begun + lane.budget * LOOKING if lane.budget else float("inf")
         for number, outcome in enumerate(promised[:PROMISES]):
             if time.monotonic() > end:
                 asked = many(min(len(promised), PROMISES), "case")

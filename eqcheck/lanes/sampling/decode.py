@@ -324,6 +324,7 @@ def marks(run: Run, rows: set[int]) -> dict[int, list[list[Mark]]]:
         role = "corrected" if fed else "bonus" if own.accepted else "plain"
         refused = tuple(own.call.digests[own.call_row, list(own.columns)].tolist())
         told = [("accepted", text[at], at, ()) for at in range(behind, min(own.answered, len(text)))]
+        # Only the last token of a round has refused drafts behind it.
         told.append((role, fed[0] if fed else -1, own.answered, refused))
         of_round = [
             Mark(
@@ -391,6 +392,7 @@ def broken(
     if not outputs or not seeded:
         return None
     for level, what, first, other, rows in trials(case, seeded):
+        # The first promise that is broken will do: each takes decoding again.
         known = [outputs[row] for row in rows] if first is None else decode(first)
         tried = decode(other)
         if known is None or tried is None:

@@ -224,6 +224,7 @@ class SampledEngineCases:
         k = Random(f"eqcheck sampled {self.seed} block {block}").randint(*regime.k)
         rng = Random(f"eqcheck sampled {self.seed} case {number}")
         most = 1 if "batch-1" in self.requires else self.most_rows
+        # The order of the draws is part of a seed: one more in between, and every seed has other cases.
         size = rng.randint(min(2, most), most)
         limit, eos = rng.randint(*LIMITS), self._eos(rng)
         rows = [EngineRow(self._prompt(rng, name), self._options(rng, regime, limit, eos)) for _ in range(size)]

@@ -362,22 +362,24 @@ class Gathered:
 
 def wrong_law(outcome: Outcome, wealth: Wealth, cause: Named | None, impossible: bool = False) -> Outcome:
     """The wrong law explained, on this case: ``impossible`` says that it has a token without probability."""
-    best, crossed = wealth.best(), wealth.supremum >= VIOLATION
+    best = wealth.best()
     evidence = f"{wealth.supremum:.2g}"
     first = outcome.explanation if impossible else None
     clauses = [cause.words] if cause and cause.words else []
     clauses += [first.detail] if first else []
-    if crossed:
+    if wealth.supremum >= VIOLATION:
         clauses.append(
             f"after {wealth.tokens:,} tokens the evidence (e-value) against the target's distribution is "
             f"{power(wealth.supremum)}; a correct decoder reaches 10^6 in one audit of a million"
         )
-    if not cause and crossed:
-        clauses += _hints(wealth)
-    kind = cause.kind if cause else IMPOSSIBLE if impossible else "stray-law"
+        clauses += _hints(wealth) if not cause else []
+    unnamed = IMPOSSIBLE if impossible else "stray-law"
+    kind = cause.kind if cause else unnamed
     facts: dict[str, int | str] = {"evidence": evidence, "tokens": wealth.tokens, "bet": best[0][0].name}
-    facts |= {"likelier": f"1e{cause.log_factor / math.log(10):.0f}"} if cause and cause.words else {}
-    facts |= {"again": " ".join(f"{one.numbers}:{one.when}" for one in cause.again)} if cause and cause.again else {}
+    if cause and cause.words:
+        facts["likelier"] = f"1e{cause.log_factor / math.log(10):.0f}"
+    if cause and cause.again:
+        facts["again"] = " ".join(f"{one.numbers}:{one.when}" for one in cause.again)
     explanation = replace(first or Explanation("sampling", kind), kind=kind, facts=facts).saying(*clauses)
     return replace(outcome, status="violation", explanation=explanation)
 

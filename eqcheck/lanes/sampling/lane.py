@@ -26,7 +26,6 @@ from eqcheck.lanes.sampling.judge import (
     drawn_again,
     law_finding,
 )
-from eqcheck.lanes.sampling.judge import conclusions as of_tokens
 from eqcheck.result.claims import Claim
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import Outcome
@@ -62,7 +61,7 @@ class SampledTarget(ABC):
     claimed: tuple[str, ...]
 
     def __init__(self, decoder: Decoder, options: Options) -> None:
-        self.decoder, self.options = decoder, options
+        self.decoder = decoder
 
     @abstractmethod
     def drawing(self, lane: SampledLane) -> AbstractContextManager[Workers]:
@@ -103,7 +102,7 @@ class SampledLane(Lane):
 
     def __init__(self, decoder: Decoder, options: Options, target: type[SampledTarget]) -> None:
         super().__init__(decoder, options)
-        self.target = target(decoder, options)
+        self.target, self.usual = target(decoder, options), options.usual
         self.share, self.seconds = target.share, target.seconds
         self.result = Audit(decoder, options, target.lane, self.target.families, self.target.claimed)
         self.gathered = Gathered(target.eps)
@@ -143,9 +142,9 @@ class SampledLane(Lane):
         A wrong law that took so many tokens to get there crosses the limit with a few times as many; a right one seldom
         gets there. Where time ends the audit, `enough` goes on.
         """
-        options, wealth = self.options, self.gathered.wealth
+        wealth = self.gathered.wealth
         self._count()
-        more = options.usual and wealth.tokens < TOKENS and drawn < LONGER * (options.cases or 0)
+        more = self.usual and wealth.tokens < TOKENS and drawn < LONGER * (self.total or 0)
         return more and bool(wealth.tokens) and wealth.verdict() == "inconclusive"
 
     def enough(self) -> bool:
@@ -157,7 +156,7 @@ class SampledLane(Lane):
         wealth = self.gathered.wealth
         tokens, crossed, verdict = wealth.tokens, wealth.crossed, wealth.verdict()
         if verdict != "violation":  # where it is in doubt, a budget is used up
-            return tokens >= TOKENS and not (verdict == "inconclusive" and self.options.budget)
+            return tokens >= TOKENS and not (verdict == "inconclusive" and self.budget)
         if self.target.naming:
             times, least = self.target.naming
             return tokens >= (TOKENS if crossed is None else max(least, times * crossed))
@@ -259,8 +258,6 @@ class SampledLane(Lane):
     def _by_law(self, finding: Finding) -> bool:
         """Return whether a law that is wrong explains a finding of single cases, so that it is none of its own."""
         return finding.explanation.kind in (*BY_LAW, "unattributed") and self.target.by_law(finding)
-
-    conclusions = staticmethod(of_tokens)
 
     def _finding(self, impossible: list[Finding]) -> Finding:
         """The finding of the wrong law, with an ``impossible`` token or the case that added most to the evidence."""

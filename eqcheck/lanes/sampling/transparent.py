@@ -88,6 +88,7 @@ def greedy_drawn(outcome: Outcome, try_case: TryCase) -> Outcome | None:
     # The row alone first, then beside one sampled row: the smaller of the two that shows it names what it takes.
     rng = Random(case.entropy)
     sampled = [[min(read.row, other), max(read.row, other)] for other, row in enumerate(case.rows) if row.temperature]
+    # Alone first: a row that is drawn even so needs no other row to explain it.
     for rows in ([read.row], *sampled[:2]):
         number, fewer = rows.index(read.row), case.of(rows)
         found = [try_case(fewer.renewed(rng)) for _ in range(_TRIES)]
@@ -188,6 +189,7 @@ def _around(outcome: SampledOutcome, number: int, rounds: list[list[Mark]]) -> d
     for count, marks in enumerate(rounds):
         before = rounds[count - 1][-1] if count else None
         last = None if before is None else p[before.at]
+        # After a refused draft token the output goes on otherwise, so the law behind it is computed anew.
         end = last if before is None or not before.refused else _behind(outcome, TARGET, number, before, -1)
         for mark in marks:
             own = p[mark.at]

@@ -144,6 +144,8 @@ def _ends(result: Audit, finding: Finding) -> list[str]:
         return []
     if always := _with_others(failing, right):
         return always
+    if last := _last_token(failing):
+        return [ended_by([("last-token", last)], 0, len(failing))]
     left, ends = failing, list[tuple[str, int]]()
     at_limit = [facts for facts in failing if _missing(facts) == 1]
     last = [*at_limit, *(facts for facts in failing if facts.get("statement") == "eos-missing")]
@@ -160,6 +162,16 @@ def _ends(result: Audit, finding: Finding) -> list[str]:
         ends.append((end, count))
         left = [facts for facts in left if end not in endings(facts)]
     return [ended_by(ends, len(left), len(failing))] if ends else []
+
+
+def _last_token(failing: Sequence[Mapping[str, int | str]]) -> int:
+    """Count the cases that lack their last token, whatever it is, where nearly all do; else 0.
+
+    That is one fault, which an EOS and a limit would tell as two.
+    """
+    at_limit = sum(_missing(facts) == 1 for facts in failing)
+    last = at_limit + sum(facts.get("statement") == "eos-missing" for facts in failing)
+    return last if at_limit >= _ENOUGH and last >= _NEARLY_ALL * len(failing) else 0
 
 
 def _missing(facts: Mapping[str, int | str]) -> int:

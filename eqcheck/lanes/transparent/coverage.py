@@ -58,6 +58,7 @@ def _of_case(case: Case, truth: Truth) -> dict[str, bool]:
     fed, emitted = (set().union(*rows) for rows in (case.prompts, truth.rows))
     relation = _alike(case.prompts)
     totals = [n + len(row) for n, row in zip(lengths, truth.rows, strict=True)]
+    # Earlier requests count for shared blocks, too: a cache of prefixes outlives its request.
     longest, shared = max(totals), _shared_blocks([*case.prompts, *chain.from_iterable(e.prompts for e in case.before)])
     return {
         "several_rows": len(lengths) > 1,
@@ -178,6 +179,7 @@ def features(case: Case, truth: Truth, rounds: list[list[ScriptedRound]]) -> lis
     every = list(chain.from_iterable(rounds))
     accepted, ends = {own.accepted for own in every}, {own.ends for own in every}
     early = (of_rows for of_rows in rounds if any(own.ends for own in of_rows) and not all(own.ends for own in of_rows))
+    # Numbers are put into steps: each pair of values is a feature, and of exact numbers there would be too many.
     traits = {
         "family": case.family,
         "side": case.padding_side,
@@ -261,6 +263,7 @@ def _of_rounds(run: Run) -> dict[str, bool]:
     accepted = set().union(*counts.values())
     drafting = [call.number for call in run.rounds.drafting] + [call.number for call in run.trace.heads]
     last = max(answered.values(), default=0)
+    # A row ends before others where something is called after it; with drafts, a draft as well, for the others.
     early = {
         row
         for row, call in answered.items()

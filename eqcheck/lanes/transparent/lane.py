@@ -20,7 +20,6 @@ from eqcheck.drawing.cases import DRAWN_OPTIONS, fits
 from eqcheck.explanation.notice import INCONCLUSIVE, Notice
 from eqcheck.explanation.statements import CALLS_UNSEEN, Doubt, not_counted
 from eqcheck.lanes.lane import Lane
-from eqcheck.lanes.transparent.conclusions import conclusions as of_counts
 from eqcheck.lanes.transparent.conclusions import table, with_axes
 from eqcheck.lanes.transparent.coverage import traits, try_calls, try_case, try_slow
 from eqcheck.lanes.transparent.search import CHUNK, Source
@@ -71,7 +70,7 @@ class TransparentLane(Lane):
     @contextmanager
     def drawing(self) -> Iterator[None]:
         with self._drawing:
-            self.running = self._drawing.enter_context(self.decoding(try_case, self.options.jobs))
+            self.running = self._drawing.enter_context(self.decoding(try_case, self.jobs))
             yield
 
     def cases(self) -> Iterator[Case]:
@@ -79,7 +78,7 @@ class TransparentLane(Lane):
 
     def claimed(self) -> list[Claim]:
         families = [family for family in self.source.families if family in self.result.claimed_families]
-        states = [s for s in self.source.cache_states if any(fits(s, one, self.options.bounds) for one in families)]
+        states = [s for s in self.source.cache_states if any(fits(s, one, self.source.bounds) for one in families)]
         options = [name for name in DRAWN_OPTIONS if name in self.source.capabilities]
         claimed = [Claim("family", family) for family in families]
         claimed += [Claim("padding side", side) for side in self.source.padding_sides] if families else []
@@ -101,13 +100,13 @@ class TransparentLane(Lane):
             yield
             return
         self._drawing.close()
-        own = self.decoder.spec if self.options.isolate or self.options.jobs > 1 else as_new(self.decoder)
+        own = self.decoder.spec if self.isolate or self.jobs > 1 else as_new(self.decoder)
         with Fresh(own, self.limits) as fresh:
             if fresh.usable:
                 self.running, self.sequences = fresh.same, SequenceSearch(fresh, check, self.source.claims)
                 yield
                 return
-        if not self.options.isolate:
+        if not self.isolate:
             self.result.warnings.append("no worker process can be started: failures were confirmed in this one")
         with self.decoding(try_case) as self.running:
             yield
@@ -198,15 +197,14 @@ class TransparentLane(Lane):
 
     def _explain_losses(self) -> Iterator[Finding]:
         """A finding for each cause by which draft tokens are lost, with the smallest case that does so."""
-        result, options = self.result, self.options
+        result = self.result
         told = by_cause(result.tally.losses, result.tally.lost)
-        end = self.begun + options.budget if options.budget else float("inf")
+        end = self.begun + self.budget if self.budget else float("inf")
         for place, name in enumerate(list(told)[:MOST_SLOW]):
             losing = [one for one in result.claimed if any(cause.fingerprint == name for cause in one.lost)]
+            # Each cause gets an equal share of the time that is left.
             left = (end - time.monotonic()) / (len(told) - place)
-            if not losing or not any(
-                cause.fingerprint == name and not cause.window for o in losing for cause in o.lost
-            ):
+            if not any(_lost_by_fault(one, name) for one in losing):
                 continue
             self.on_step("shrink", name)
             with self.decoding(try_case, said=[]) as running:
@@ -252,8 +250,6 @@ class TransparentLane(Lane):
             why = "unlike" if case in self.sequences.unlike else "passed"
         return Notice(not_counted(finding.fingerprint, case, why), INCONCLUSIVE)
 
-    conclusions = staticmethod(of_counts)
-
 
 def _with_traits(outcome: Outcome) -> Outcome:
     """The outcome with its traits, which the worker that was lost in the case did not hand over."""
@@ -277,3 +273,8 @@ def _not_taken(decoder: Decoder, case: Case) -> str:
     if case.logprobs and "logprobs" not in decoder.capabilities:
         return "it returns no log-probabilities"
     return ""
+
+
+def _lost_by_fault(outcome: Outcome, name: str) -> bool:
+    """Return whether draft tokens are lost by this cause, and not because the draft sees only the newest tokens."""
+    return any(cause.fingerprint == name and not cause.window for cause in outcome.lost)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
-from itertools import cycle, islice, pairwise
+from itertools import cycle, islice, pairwise, product
 from random import Random
 
 import numpy as np
@@ -267,11 +267,9 @@ class Source:
             if self._drawn.batches % _AGAIN == 0:
                 self._drawn.add(self._alike(self._drawn.order[-1]))
             if self._drawn.batches % _DIVERGE == _DIVERGE - 1:
-                for case in self._diverging(self._drawn.order[-1], self._drawn.batches // _DIVERGE):
-                    self._drawn.add(case)
+                self._drawn.add(*self._diverging(self._drawn.order[-1], self._drawn.batches // _DIVERGE))
             if self.opening:
-                for case in self._made_now():
-                    self._drawn.add(case)
+                self._drawn.add(*self._made_now())
         return self._drawn.order[start : start + size]
 
     def minimise(self, case: Case, fails: Callable[[Case], bool], *, tries: int = 500, seconds: float = 60.0) -> Case:
@@ -324,15 +322,15 @@ class Source:
         # Each case that is added may meet further claims, so those met are counted on: fewer cases open the audit.
         met = {claim for case in self._drawn.order for claim in claims_in(case)}
         choose, added = Chance(Random(f"eqcheck {self.seed} opening")), list[Case]()
-        for family in self.families:
-            for state in (state for state in self.cache_states if fits(state, family, self.bounds)):
-                if {Claim("family", family), Claim("cache state", state)} <= met:
-                    continue
-                narrow = replace(self.claims, families=(family,), cache_states=(state,))
-                case = self._drawn_within(choose, narrow, Claim("cache state", state))
-                if case is not None:
-                    added.append(case)
-                    met |= claims_in(case)
+        # A case for one claim often tests others, which are met then.
+        for family, state in product(self.families, self.cache_states):
+            if not fits(state, family, self.bounds) or {Claim("family", family), Claim("cache state", state)} <= met:
+                continue
+            narrow = replace(self.claims, families=(family,), cache_states=(state,))
+            case = self._drawn_within(choose, narrow, Claim("cache state", state))
+            if case is not None:
+                added.append(case)
+                met |= claims_in(case)
         for name in (name for name in DRAWN_OPTIONS if name in self.capabilities):
             if (claim := Claim("capability", name)) not in met and (
                 case := self._drawn_within(choose, self.claims, claim)
@@ -430,11 +428,11 @@ class _Drawn:
     batches: int = 0
     _seen: Counter[Feature] = field(default_factory=Counter)
 
-    def add(self, case: Case | None) -> None:
-        """Keep a case that is given, whatever its score."""
-        if case is not None:
-            self.order.append(case)
-            self.known.add(case)
+    def add(self, *cases: Case | None) -> None:
+        """Keep the cases that are given, whatever their scores."""
+        made = [case for case in cases if case is not None]
+        self.order.extend(made)
+        self.known.update(made)
 
     def keep(self, candidates: list[_Candidate]) -> None:
         """Keep the candidate of the highest score, then the next given that one, and so on."""

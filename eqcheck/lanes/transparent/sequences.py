@@ -112,13 +112,19 @@ class SequenceSearch:
             return first if same or self._fails_alike(case, first) else None
         if not self._right_alone(case, _QUICKLY):
             return None
-        for before in self.proven:
-            after = self.fresh.try_case(replace(case, before=before), timeout)
-            if after.explanation is not None:
-                return replace(after, explanation=leaked(after.case, after.explanation))
+        if (after := self._behind_proven(case)) is not None:
+            return after
         history = outcome.history.cases if outcome.history else ()
         found = self._found(case, tuple(one for drawn in history for one in (*drawn.before, drawn.alone)))
         return self._smallest(replace(case, before=found)) if found else None
+
+    def _behind_proven(self, case: Case) -> Outcome | None:
+        """The case behind the first requests that are proven to break others and break this one, if any do."""
+        for before in self.proven:
+            after = self.fresh.try_case(replace(case, before=before), self._timeout)
+            if after.explanation is not None:
+                return replace(after, explanation=leaked(after.case, after.explanation))
+        return None
 
     def _sequence(self, case: Case) -> Outcome | None:
         """The smallest sequence that fails like a drawn one; None where that does not fail, or fails alone, too."""
@@ -300,6 +306,7 @@ def confirmed(outcome: Outcome, runner: Workers) -> Outcome:
     if again.outputs != outcome.outputs:
         return outcome
     if again.explanation and again.explanation.component == "unattributed" and again.explanation.permuted[1]:
+        # `variants` from the fourth on draw ids anew; the others keep equal ids equal.
         others = [
             runner.try_case(case, opinion=True) for case in (*variants(outcome.case)[3:], redrawn(outcome.case, 6))
         ]
