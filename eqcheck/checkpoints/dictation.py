@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.judge import truth
+from eqcheck.result.outcome import DictatedRounds, RoundsThat
 
-ASKED, PLAYED, OTHERS, FEWER = "asked", "played", "others", "fewer"  # counts of rounds
+ASKED, PLAYED, OTHERS, FEWER = map(DictatedRounds, RoundsThat)  # the keys of counts of all rounds
 _EOS_EVERY = 3  # of the wrong tokens of a row with EOS ids, every so many is one
 
 Drafts = tuple[tuple[int, ...], ...]
@@ -99,16 +100,18 @@ def asked(case: EngineCase, row: int, output: Sequence[int]) -> Iterator[AskedRo
         start = end
 
 
-def played(case: EngineCase, outputs: Sequence[Sequence[int]], rounds: Sequence[Seen]) -> tuple[Counter[str], set[str]]:
+def played(
+    case: EngineCase, outputs: Sequence[Sequence[int]], rounds: Sequence[Seen]
+) -> tuple[Counter[DictatedRounds], set[str]]:
     """Hold the rounds that an engine tells against the rounds asked for: counts by name, and what was exercised.
 
-    ``A/K asked`` and ``A/K played`` count the rounds in which A of K draft tokens were to be accepted, `ASKED` and
-    `PLAYED` all of them; rounds that the row's limit leaves no room for are not counted. A round in which the engine
+    Rounds are counted by how many of K draft tokens were to be accepted, and under `ASKED` and `PLAYED` all of them;
+    rounds that the row's limit leaves no room for are not counted. A round in which the engine
     was given `OTHERS` than the dictated tokens is the fault of what hands them over. In one with `FEWER` new tokens
     than its drafts allow, right draft tokens were lost; with few blocks or a small budget an engine may be unable to
     verify them all.
     """
-    counts, coverage = Counter[str](), set[str]()
+    counts, coverage = Counter[DictatedRounds](), set[str]()
     k, lengths = case.num_draft_tokens, list[list[int]]()
     for row, output in enumerate(outputs):
         given = {start: (list(tokens), end) for start, tokens, end in rounds[row]}
@@ -118,10 +121,10 @@ def played(case: EngineCase, outputs: Sequence[Sequence[int]], rounds: Sequence[
             tokens, end = given.get(turn.start, ([], -1))
             as_asked = tokens == list(right[turn.start : turn.start + k]) and end == turn.end
             fits = turn.start + k < case.rows[row].options.max_new_tokens  # near its limit an engine may propose less
-            names = (f"{turn.accepted}/{k} ", "") if turn.whole and fits else ()
-            counts.update(f"{name}{ASKED}" for name in names)
+            of = {"accepted": turn.accepted, "of": k}
+            counts.update([ASKED, ASKED._replace(**of)] if turn.whole and fits else [])
             if as_asked:
-                counts.update(f"{name}{PLAYED}" for name in names)
+                counts.update([PLAYED, PLAYED._replace(**of)] if turn.whole and fits else [])
                 coverage |= _exercised(turn, k, tokens, output, case.rows[row])
         for start, (tokens, end) in given.items():
             counts[OTHERS] += tokens != list(right[start : start + len(tokens)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,8 +23,7 @@ from eqcheck.contract.options import PAST_STOP, options_of
 from eqcheck.explanation.records import Explanation, Given
 from eqcheck.explanation.statements import NOTHING, Statement, state, together
 from eqcheck.lanes.checkpoint.drawing import exercised
-from eqcheck.result.outcome import NearTie, Outcome, RowVerdict, check_rows
-from eqcheck.result.tally import DICTATED, DUE
+from eqcheck.result.outcome import DictatedRounds, DueDrafts, NearTie, Outcome, RowVerdict, check_rows
 
 WRONG_TOKEN = "wrong token"
 PASSED = "options/ignored-option:stop-sequences"
@@ -105,15 +105,14 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
     outputs = answered.outputs
     if case.switch:
         return _switched(case, answered)
-    observed, shown = observed_of(answer.get("observed"), len(outputs), (DICTATED, DUE)), set[str]()
+    observed, shown = observed_of(answer.get("observed"), len(outputs)), set[str]()
+    dictated, due = Counter[DictatedRounds](), Counter[DueDrafts]()
     rounds = observed.pop("rounds", None)
     if rounds is not None and case.drafting == "dictated":
-        counts, shown = dictation.played(case, outputs, rounds)
-        observed |= {f"{DICTATED}{name}": count for name, count in counts.items()}
+        dictated, shown = dictation.played(case, outputs, rounds)
     rows = tuple(judge.rows(case, outputs))
     if all(row.first is None for row in rows):
-        told = acceptance.accepted(case, outputs, {**observed, "rounds": rounds})
-        observed |= {f"{DUE}{name}": count for name, count in told.items()}
+        due = acceptance.accepted(case, outputs, {**observed, "rounds": rounds})
     if observed.get("wrong_context"):
         shown |= (
             {"wrong_context"} if any(row.first is not None for row in rows) else {"wrong_context", "harmless_context"}
@@ -130,6 +129,8 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
         outputs=outputs,
         explanation=explanation,
         observed=observed,
+        dictated=dictated,
+        due=due,
         rows=rows,
         noise=judge.noise,
     )
