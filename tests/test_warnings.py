@@ -27,7 +27,7 @@ from eqcheck.lanes.transparent.coverage import vacuous
 from eqcheck.report.build import report_of
 from eqcheck.result import declining, losses
 from eqcheck.result.findings import Audit, Finding, Options
-from eqcheck.result.outcome import DueBy, DuePlace, Outcome
+from eqcheck.result.outcome import DueBy, DuePlace, Loss, LossesOf, Outcome
 from eqcheck.result.tally import SPEAKS, Alike, ServedCase, Tally
 from eqcheck.sampling.exclusion import Exclusion
 from eqcheck.sampling.wealth import Wealth
@@ -54,11 +54,13 @@ def test_whatever_was_not_exercised(lane: object) -> None:
 
 @pytest.mark.parametrize("name", HEAD_LOSSES)
 def test_losses_of_heads_and_drafts(name: str) -> None:
-    counts = {"head rounds": BIG, "head allowed": BIG, f"head {name}": BIG // 2, f"head hit {name}": BIG // 2}
+    counts = {Loss("rounds", LossesOf.HEAD): BIG, Loss("allowed", LossesOf.HEAD): BIG}
+    counts |= {Loss(name, LossesOf.HEAD): BIG // 2, Loss(name, LossesOf.HIT): BIG // 2}
     all_of(all_warnings(Counter(counts)))
     for kind in ("wrong-context", "altered", "lost-bonus", "asked-again", "lost"):
-        all_of(all_warnings(Counter({"rounds": BIG, "ideal": BIG // 3, "allowed": BIG, kind: BIG // 2})))
-        all_of(all_warnings(Counter({"rounds": BIG, "ideal": BIG // 3, "allowed": BIG // 4, kind: BIG // 2})))
+        for allowed in (BIG, BIG // 4):
+            counts = {Loss("rounds"): BIG, Loss("ideal"): BIG // 3, Loss("allowed"): allowed, Loss(kind): BIG // 2}
+            all_of(all_warnings(Counter(counts)))
     places = {DuePlace(DueBy.ROW, str(number)): (BIG, BIG) for number in range(128)}
     places[DuePlace(DueBy.BATCH, "128")] = (BIG, 2 * BIG)
     all_of(losses.warnings(places))

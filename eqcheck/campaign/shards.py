@@ -41,7 +41,7 @@ from eqcheck.explanation.notice import InternalError, kind_of, note, with_kinds
 from eqcheck.explanation.records import Explanation, many
 from eqcheck.result.claims import Claim, Unreached
 from eqcheck.result.findings import Audit, Finding, Options
-from eqcheck.result.outcome import DictatedRounds, DueDrafts, NearTie, Outcome
+from eqcheck.result.outcome import DictatedRounds, DueDrafts, Loss, NearTie, Outcome
 from eqcheck.result.tally import Alike, Losing, Pair, Placed, ServedCase, Tally
 from eqcheck.sampling.exclusion import Exclusion
 from eqcheck.sampling.wealth import Wealth
@@ -58,7 +58,7 @@ _OF_AUDIT = (  # fields of a part that are those of an audit
     *("lane", "families", "claimed_families", "version"),
     *("unsettled", "facts", "files", "drawing_s", "interrupted"),
 )
-_KEYED = ("alike", "tested", "lost", "served", "pairs", "dictated", "due")  # counters with records as keys
+_KEYED = ("alike", "tested", "lost", "served", "pairs", "dictated", "due", "losses")  # counters with records as keys
 FileName = Annotated[str, Meta(pattern=r"^[\w~][\w.~-]*\Z")]
 StoredName = Annotated[str, Meta(pattern=r"^(unclaimed/)?[\w~][\w.~-]*\Z")]
 
@@ -93,7 +93,7 @@ class Counts:
     exact: float
     prefix: float
     coverage: dict[str, int]
-    losses: dict[str, int]
+    losses: tuple[tuple[Loss, int], ...]
     observed: dict[str, int | float]
     lucky: dict[str, int]
     ties: int
@@ -220,7 +220,7 @@ def finding_of(seen: OutcomeRecord, rest: Mapping[str, Any]) -> Finding:
 def tally_of(counts: Counts) -> Tally:
     """The tally that was written as data."""
     given = {one.name: getattr(counts, one.name) for one in fields(Tally)}
-    given |= {name: Counter(given[name]) for name in ("coverage", "losses", "observed", "lucky", "slots")}
+    given |= {name: Counter(given[name]) for name in ("coverage", "observed", "lucky", "slots")}
     given |= {name: Counter(dict(getattr(counts, name))) for name in _KEYED}
     return Tally(**{**given, "fingerprints": set(counts.fingerprints)})
 

@@ -121,10 +121,10 @@ def played(
             tokens, end = given.get(turn.start, ([], -1))
             as_asked = tokens == list(right[turn.start : turn.start + k]) and end == turn.end
             fits = turn.start + k < case.rows[row].options.max_new_tokens  # near its limit an engine may propose less
-            of = {"accepted": turn.accepted, "of": k}
-            counts.update([ASKED, ASKED._replace(**of)] if turn.whole and fits else [])
+            counted = turn.whole and fits
+            counts.update([ASKED, ASKED._replace(accepted=turn.accepted, of=k)] if counted else [])
             if as_asked:
-                counts.update([PLAYED, PLAYED._replace(**of)] if turn.whole and fits else [])
+                counts.update([PLAYED, PLAYED._replace(accepted=turn.accepted, of=k)] if counted else [])
                 coverage |= _exercised(turn, k, tokens, output, case.rows[row])
         for start, (tokens, end) in given.items():
             counts[OTHERS] += tokens != list(right[start : start + len(tokens)])

@@ -426,6 +426,32 @@ class DraftCause(NamedTuple):
     waiting: int
 
 
+class LossesOf(Enum):
+    """Say whose losses a count is of: rows that go on ``alone``, or rows held to be ``waiting`` for the slowest one.
+
+    Of a ``head`` are draft tokens, and in ``head hit`` its rounds with a wrong input.
+    """
+
+    ALONE = ""
+    WAITING = "waiting"
+    HEAD = "head"
+    HIT = "head hit"
+
+
+class Loss(NamedTuple):
+    """The key of a count of what the draft side lost (`eqcheck.attribution.losses`).
+
+    >>> str(Loss("rounds")), str(Loss("stale", LossesOf.HIT))
+    ('rounds', 'head hit stale')
+    """
+
+    name: str
+    of: LossesOf = LossesOf.ALONE
+
+    def __str__(self) -> str:
+        return f"{self.of.value} {self.name}".lstrip()
+
+
 class RoundsThat(Enum):
     """Say of which rounds with dictated drafts a count is.
 
@@ -516,7 +542,7 @@ class Outcome:
     outputs: tuple[tuple[int, ...], ...] | None = None
     explanation: Explanation | None = None
     traceback: str = ""
-    losses: tuple[tuple[str, int], ...] = ()
+    losses: tuple[tuple[Loss, int], ...] = ()
     lost: tuple[DraftCause, ...] = ()
     slow: Explanation | None = field(default=None, compare=False)
     declined: str = ""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from eqcheck.case.engine import EngineCase
 from eqcheck.case.record import Case
 from eqcheck.result.claims import Claim, claims_in
-from eqcheck.result.outcome import DictatedRounds, DueDrafts, NearTie, Outcome
+from eqcheck.result.outcome import DictatedRounds, DueDrafts, Loss, NearTie, Outcome
 
 SPEAKS = "speaks"
 """Counts, in ``observed``, the cases of which the decoder says how many draft tokens it proposed."""
@@ -127,7 +127,7 @@ class Tally:
     exact: float = 0.0
     prefix: float = 0.0
     coverage: Counter[str] = field(default_factory=Counter)
-    losses: Counter[str] = field(default_factory=Counter)
+    losses: Counter[Loss] = field(default_factory=Counter)
     observed: Counter[str] = field(default_factory=Counter)
     lucky: Counter[str] = field(default_factory=Counter)
     served: Counter[ServedCase] = field(default_factory=Counter)
