@@ -503,7 +503,7 @@ def say(d: Deviation) -> str:
     >>> say(Deviation("position", "query-position", 3, 0, 1, token_position=5, expected=5, observed=7))
     "the query's position id is 7, but must be 5"
     """
-    if d.origin == "blank":
+    if d.source == "blank":
         return f"slot {d.slot} was never written and is attended"
     slot = f"slot {d.slot}"
     if d.source == "masked-pad":
@@ -546,7 +546,7 @@ def _alike(d: Deviation) -> object:
         return d.kind, d.origin
     if d.kind == "token-hidden":
         return d.kind
-    if d.kind in ("stale-entry", "pad-visible", "wrong-row") and d.origin != "blank":
+    if d.kind in ("stale-entry", "pad-visible", "wrong-row") and d.source != "blank":
         known = d.source in ("draft", "pad", "masked-pad", "other-token")
         return (d.kind, d.source, d.of_row) if known else None
     return None

@@ -356,8 +356,8 @@ class Telling(NamedTuple):
 def telling(conditions: Counts) -> Telling | None:
     """Return the condition under which wrong rows are most unlikely to gather by chance, or None.
 
-    Of `Condition.CONCURRENCY` a value and all above it are taken together, too. Chance is the tail of the hypergeometric
-    distribution, times the number of choices.
+    Of `Condition.CONCURRENCY` a value and all above it are taken together, too. Chance is the tail of the
+    hypergeometric distribution, times the number of choices.
 
     >>> telling({"concurrency": {"1": [0, 40], "4": [29, 30], "16": [20, 20]}, "request": {"later": [49, 90]}})[1:]
     (('4', '16'), 49, 50, 0, 40)

@@ -33,7 +33,8 @@ class SmallestSearch:
     """A search for the smallest case that shows a row as wrong as it was: ``kind`` is one of `ENDS`, or another.
 
     A smaller case is kept if it shows the wrong row in all tries; ``row`` is its last answer. No more than `MOST` rows
-    are asked for. With a ``length`` of `eqcheck.gate.bets.LENGTHS` the plain server's row of the same request shows that it is wrong.
+    are asked for. With a ``length`` of `eqcheck.gate.bets.LENGTHS` the plain server's row of the same request shows
+    that it is wrong.
     """
 
     def __init__(self, gate: Gate, kind: str, length: str = "") -> None:

@@ -570,6 +570,11 @@ class Outcome:
         return self.fingerprint or ""
 
     @property
+    def component(self) -> str:
+        """The component that is at fault, as far as judging alone shows it; empty where it does not."""
+        return self.explanation.component if self.explanation else ""
+
+    @property
     def ties(self) -> tuple[NearTie, ...]:
         """Tokens that another one was as likely as, up to rounding."""
         return self.tied

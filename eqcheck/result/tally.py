@@ -70,7 +70,8 @@ class Pair(NamedTuple):
 class Alike:
     """Drawn cases that no conclusion tells apart: of one verdict, on one value of every axis.
 
-    ``symptom`` is what failing ones look like, ``declined`` why the decoder declined them, ``axes`` where they lie.
+    ``symptom`` is what failing ones look like, ``declined`` why the decoder declined them, ``axes`` where they lie;
+    ``crashed``: the decoder raised, or did not answer.
     """
 
     claimed: bool
@@ -79,6 +80,7 @@ class Alike:
     symptom: str = ""
     declined: str = ""
     axes: tuple[tuple[str, str], ...] = ()
+    crashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,10 +168,11 @@ class Tally:
         case = outcome.case
         axes = tuple(case.axes.items()) if isinstance(case, Case) else ()
         symptom = outcome.symptom if outcome.failed else ""
-        self.alike[Alike(claimed, case.family, outcome.status, symptom, outcome.declined, axes)] += 1
+        crashed = outcome.failed and outcome.component == "crash"
+        self.alike[Alike(claimed, case.family, outcome.status, symptom, outcome.declined, axes, crashed)] += 1
         self.tested.update(claims_in(case))
         if isinstance(case, EngineCase):
-            kind, crashed = case.checkpoint.partition("-")[0], symptom.startswith("crash/")
+            kind = case.checkpoint.partition("-")[0]
             why = outcome.declined or (symptom if crashed else "")
             self.served[ServedCase(kind, case.drafting, outcome.status, why)] += 1
         if not claimed or outcome.declined:

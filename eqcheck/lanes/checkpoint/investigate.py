@@ -23,7 +23,6 @@ from eqcheck.lanes.checkpoint.outcome import (
     HELD_BACK,
     TOO_EARLY,
     UNEXPLAINED,
-    WRONG_TOKEN,
     abduced,
     common,
     explain,
@@ -31,6 +30,7 @@ from eqcheck.lanes.checkpoint.outcome import (
     left_behind,
     misused,
     read,
+    wrong_token,
 )
 from eqcheck.result.findings import Finding
 from eqcheck.result.outcome import HANG, UNTRIED, Outcome
@@ -293,13 +293,13 @@ class Investigation:
         cause = abduced(outcome)
         if option:  # one token says little
             cause, elsewhere = (one if one and one.component != "options" else None for one in (cause, elsewhere))
-            option = minimised or outcome.symptom != WRONG_TOKEN  # else the options may be beside the point
+            option = minimised or not wrong_token(outcome)  # else the options may be beside the point
         attempt = Attempt(cause)
         if attempt.found is None and option:
             attempt = self._as_option(outcome)
         if elsewhere is not None:
             attempt = self._as_larger(outcome, elsewhere, attempt)
-        if attempt.found is None and not option and outcome.symptom == WRONG_TOKEN:
+        if attempt.found is None and not option and wrong_token(outcome):
             attempt = self._as_common(outcome)
         return attempt
 
@@ -319,5 +319,5 @@ class Investigation:
     def _as_common(self, outcome: Outcome) -> Attempt:
         """The explanation that all wrong cases alike have in common."""
         made, enough = self._alike(outcome.case, _ALIKE_WRONG)
-        found = common([outcome, *(one for one in made if one.symptom == WRONG_TOKEN)])
+        found = common([outcome, *(one for one in made if wrong_token(one))])
         return Attempt(found, enough or found is not None)

@@ -29,7 +29,7 @@ from eqcheck.explanation.notice import guarded
 from eqcheck.lanes.checkpoint.conclusions import conclusions as of_counts
 from eqcheck.lanes.checkpoint.drawing import EngineCases
 from eqcheck.lanes.checkpoint.investigate import ENDS, MANY, SWITCH, Investigation, needs, without
-from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome, abduced, explain, fitting, judged
+from eqcheck.lanes.checkpoint.outcome import EngineOutcome, abduced, explain, fitting, judged, wrong_token
 from eqcheck.lanes.checkpoint.script import checked_script, scripted, shared
 from eqcheck.lanes.lane import LESS, OF_SAMPLED_ROWS, REPEATS, ROW_OPTIONS, Lane
 from eqcheck.result.claims import Claim
@@ -248,7 +248,7 @@ class CheckpointLane(Lane):
                 return [self._unsteady(outcome)]
             if self.behind is None and (joined := self._after_others(outcome)) is not None:
                 self.behind = self._found(joined, left)
-            return None if self.behind is None or outcome.symptom != WRONG_TOKEN else [self.behind]
+            return None if self.behind is None or not wrong_token(outcome) else [self.behind]
         return [self._found(outcome, left)]
 
     def _found(self, outcome: Outcome, left: Callable[[], float]) -> Finding:
@@ -262,7 +262,7 @@ class CheckpointLane(Lane):
     def _after_others(self, outcome: Outcome) -> Outcome | None:
         """The failing case together with rows that its engine had served before, if it fails so each time."""
         case, arrivals = outcome.case, "arrivals" in self.decoder.capabilities
-        alike = _before(outcome) if outcome.symptom == WRONG_TOKEN else []
+        alike = _before(outcome) if wrong_token(outcome) else []
         at_once = arrivals or "many-rows" in self.decoder.capabilities
         most = self.options.within(SERVED).rows if at_once else MANY - 1
         sizes = accumulate((len(one.rows) for one in reversed(alike)), initial=len(case.rows))
@@ -277,7 +277,7 @@ class CheckpointLane(Lane):
                 break
             self.carrying = {*known, joined.prefix_caching}
             tried = replace(self._decode(joined), drawn=outcome.drawn)
-            if tried.symptom == WRONG_TOKEN and self.repeats(tried):
+            if wrong_token(tried) and self.repeats(tried):
                 return tried
         self.carrying = known
         return None
