@@ -84,7 +84,7 @@ class Content:
     @property
     def not_taken(self) -> str:
         """One line that names the cache states which the decoder does not take; empty when it takes all."""
-        states = [state for state, cases in self.r.cache_states.items() if cases == "not taken"]
+        states = [state for state, cases in self.r.cache_states.items() if isinstance(cases, str)]
         return f"not tested, since cache_states= does not claim them: {', '.join(states)}" if states else ""
 
     @property

@@ -42,7 +42,6 @@ from eqcheck.result.outcome import HANG, UNTRIED, Outcome
 MANY = 16  # rows that a failure needs, beyond which it is a matter of their number
 _DRAFTING = {"ngram": "ngram", "dictated-drafts": "dictated"}
 _ENGINE = ("token_budget", "kv_blocks", "prefix_caching")
-SWITCH = "switch "
 _PLAIN: dict[str, Any] = {field.name: field.default for field in fields(RowOptions)}
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 _ROW = (*_SAMPLING, "arrival", *SCORING, "eos_token_ids", "stop_sequences", "logprobs", "prompt_logprobs",
@@ -66,26 +65,31 @@ def needs(case: EngineCase) -> tuple[str, ...]:
     """The options of a case that are not at their defaults, by name: those of the engine, then those of rows."""
     names = [name for name, drafting in _DRAFTING.items() if case.drafting == drafting]
     names += [name for name in _ENGINE if getattr(case, name) is not None]
-    names += [f"{SWITCH}{case.switch}"] if case.switch else []
+    names += [switched(case)] if case.switch else []
     names += [name for name in _ROW if any(getattr(options, name) != _PLAIN[name] for options in case.options)]
     names += ["many-rows"] if len(case.rows) >= MANY else []
     return tuple({"seed": "seeds"}.get(name, name.replace("_", "-")) for name in names)
+
+
+def switched(case: EngineCase) -> str:
+    """Return the name of a need of cases: that speculation is switched as in this one."""
+    return f"switch {case.switch}"
 
 
 def without(case: EngineCase, names: tuple[str, ...]) -> EngineCase:
     """The case with the named options at their defaults; sampled rows stay sampled."""
     for name in names:
         field = {"seeds": "seed"}.get(name, name.replace("-", "_"))
-        if name.startswith(SWITCH):
-            case = replace(case, switch=None)
-        elif name == "many-rows":
+        if name == "many-rows":
             case = case.of(range(min(len(case.rows), MANY - 1)))
         elif name in _DRAFTING:
             case = replace(case, drafting="model", rows=tuple(replace(row, accepts=()) for row in case.rows))
         elif field in _ENGINE:
             case = replace(case, **{field: None})  # type: ignore[arg-type]
-        else:
+        elif field in _PLAIN:
             case = case.with_options(_plain(options, field) for options in case.options)
+        else:  # what is no option is the name of a switch
+            case = replace(case, switch=None)
     return case
 
 

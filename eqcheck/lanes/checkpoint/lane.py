@@ -28,7 +28,7 @@ from eqcheck.contract.requirements import unmet
 from eqcheck.explanation.notice import guarded
 from eqcheck.lanes.checkpoint.conclusions import conclusions as of_counts
 from eqcheck.lanes.checkpoint.drawing import EngineCases
-from eqcheck.lanes.checkpoint.investigate import ENDS, MANY, SWITCH, Investigation, needs, without
+from eqcheck.lanes.checkpoint.investigate import ENDS, MANY, Investigation, needs, switched, without
 from eqcheck.lanes.checkpoint.outcome import EngineOutcome, abduced, explain, fitting, judged, wrong_token
 from eqcheck.lanes.checkpoint.script import checked_script, scripted, shared
 from eqcheck.lanes.lane import LESS, OF_SAMPLED_ROWS, REPEATS, ROW_OPTIONS, Lane
@@ -161,7 +161,7 @@ class CheckpointLane(Lane):
 
     def counted(self, outcome: Outcome) -> int | None:
         number = self._belongs(outcome)
-        switch = f"{SWITCH}{outcome.case.switch}" if outcome.case.switch else ""
+        switch = switched(outcome.case) if outcome.case.switch else ""
         if number is None and (switch or outcome.symptom in ENDS):  # all may be wrong without it
             bare = self._decode(without(outcome.case, (switch or "min-new-tokens",)))
             if bare.failed:
