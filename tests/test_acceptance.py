@@ -25,9 +25,14 @@ from eqcheck.contract.decoders import RowOptions
 from eqcheck.lanes.checkpoint.outcome import judged
 from eqcheck.lanes.sampling.judge import judged as judge_sampled
 from eqcheck.result import losses
-from eqcheck.result.tally import DUE
+from eqcheck.result.outcome import DraftsThat, DueBy, DueDrafts, DuePlace
 
 CASES = tuple(range(4, 20, 5))  # those of `served` that have a draft model
+ALONE = DuePlace(DueBy.BATCH, "1")
+
+
+def row(number: int) -> DuePlace:
+    return DuePlace(DueBy.ROW, str(number))
 
 
 class Stale:
@@ -66,13 +71,13 @@ def played(engine: Any, kind: str, number: int) -> tuple[EngineCase, list[list[i
     return case, outputs, made.observed
 
 
-def lost(engine: Any, kind: str, *told: str) -> dict[str, tuple[int, int]]:
+def lost(engine: Any, kind: str, *told: str) -> dict[DuePlace, tuple[int, int]]:
     """What is due and accepted in some cases, where the engine tells these things only."""
-    counts = Counter[str]()
+    counts = Counter[DueDrafts]()
     for number in CASES:
         case, outputs, observed = played(engine, kind, number)
         counts.update(accepted(case, outputs, {name: observed[name] for name in told}))
-    return losses.due(Counter({f"{DUE}{name}": count for name, count in counts.items()}))
+    return losses.due(counts)
 
 
 @pytest.mark.parametrize("told", ["rounds", "accepted"])
@@ -94,23 +99,24 @@ def test_a_stale_draft_in_later_slots_is_told_with_its_rows(told: str) -> None:
     (warning,) = losses.warnings(places)
     assert warning.startswith("draft: ")
     if told == "rounds":
-        assert places["row 0"][0] == places["row 0"][1] > 0
-        assert places["row 1"][0] < places["row 1"][1]
+        first, second = places[row(0)], places[row(1)]
+        assert first[0] == first[1] > 0
+        assert second[0] < second[1]
 
 
 @pytest.mark.rest
 def test_a_draft_token_less_in_each_round_is_told_with_its_position() -> None:
     places = lost(ShortRing, "mistral", "rounds")
     ks = {played(ShortRing, "mistral", number)[0].num_draft_tokens for number in CASES}
-    lossy = {name for name, (kept, due) in places.items() if name.startswith("position") and kept < due}
-    assert lossy <= {f"position {k}" for k in ks}
+    lossy = {place for place, (kept, due) in places.items() if place.by is DueBy.POSITION and kept < due}
+    assert lossy <= {DuePlace(DueBy.POSITION, str(k)) for k in ks}
     assert lossy
 
 
 def test_one_percent_is_told_and_less_is_not() -> None:
-    (warning,) = losses.warnings({"batch 1": (4950, 5000), "row 0": (50, 50), "row 1": (9, 9)})
+    (warning,) = losses.warnings({ALONE: (4950, 5000), row(0): (50, 50), row(1): (9, 9)})
     assert ", none in row 0. This costs speed, not output" in warning
-    assert not losses.warnings({"batch 1": (4951, 5000)})
+    assert not losses.warnings({ALONE: (4951, 5000)})
 
 
 def test_nothing_is_due_where_the_draft_is_not_known() -> None:
@@ -137,21 +143,21 @@ def test_rounds_of_another_shape_say_nothing(told: Any) -> None:
 def test_wrong_cases_count_for_nothing() -> None:
     case, outputs, observed = played(PagedEngine, "window", CASES[0])
     right = judged(Judge("float32"), case, {"outputs": outputs, "observed": observed})
-    assert any(name.startswith(DUE) for name in right.observed)
+    assert right.due
     wrong = [[*outputs[0][:-1], (outputs[0][-1] + 1) % 200], *outputs[1:]]
     told = judged(Judge("float32"), case, {"outputs": wrong, "observed": observed})
     assert told.failed
-    assert not any(name.startswith(DUE) for name in told.observed)
+    assert not told.due
 
 
-def sampled(greedily: bool, proposed: int, cases: int = 12) -> Counter[str]:
+def sampled(greedily: bool, proposed: int, cases: int = 12) -> Counter[DueDrafts]:
     """What is due and accepted in sampled rows of an engine that verifies by rejection; it tells its rounds.
 
     It proposes so many tokens less than K, the draft's likeliest or drawn ones.
     """
     torch.set_num_threads(1)
     torch.manual_seed(5)
-    models, counts = checkpoint("full", "float32").models(torch.float32), Counter[str]()
+    models, counts = checkpoint("full", "float32").models(torch.float32), Counter[DueDrafts]()
 
     def laws(which: int, text: list[int], temperature: float) -> Any:
         with torch.no_grad():
@@ -187,14 +193,14 @@ def sampled(greedily: bool, proposed: int, cases: int = 12) -> Counter[str]:
         )
         assert outcome.status == "equivalent"
         assert "rounds" not in outcome.observed
-        counts.update({name: count for name, count in outcome.observed.items() if name.startswith(DUE)})
+        counts.update(outcome.due)
     return counts
 
 
 @pytest.mark.rest
 def test_in_sampled_rows_each_greedy_draft_token_of_the_text_is_due() -> None:
     places = losses.due(sampled(greedily=True, proposed=0))
-    assert set(places) == {"sampled rows"}
+    assert set(places) == {DuePlace(DueBy.SAMPLED)}
     kept, due = losses.total(places)
     assert kept == due > 20
 
@@ -210,7 +216,7 @@ def test_a_draft_token_less_shows_in_sampled_rows_too() -> None:
 @pytest.mark.rest
 def test_of_drawn_drafts_nothing_is_known() -> None:
     counts = sampled(greedily=False, proposed=0)
-    assert counts["due sampled rows drawn"] > 10
+    assert counts[DueDrafts(DuePlace(DueBy.SAMPLED), DraftsThat.DRAWN)] > 10
     assert losses.due(counts) == {}
 
 

@@ -42,6 +42,7 @@ from eqcheck.decoding.harness import run, truth_of
 from eqcheck.decoding.run import Schedule
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import judge
+from eqcheck.result.outcome import Loss, LossesOf
 
 LOSSES = ("wrong-context", "altered", "lost", "lost-bonus", "asked-again")
 OTHERS = ("unasked", "policy")
@@ -62,23 +63,24 @@ def drawn(families: tuple[str, ...] = CLAIMED, states: tuple[str, ...] = ("empty
     return Source(8, families, ("left",), states).chunk(0, count)
 
 
-def adds_up(losses: Counter[str], before: str = "") -> bool:
-    why = sum(losses[before + name] for name in (*LOSSES, *OTHERS, "wrong-context?", "lost-bonus?"))
-    return losses[before + "rounds"] == losses[before + "ideal"] + why - losses[before + "spared"]
+def adds_up(losses: Counter[Loss], of: LossesOf = LossesOf.ALONE) -> bool:
+    counts = Counter({loss.name: count for loss, count in losses.items() if loss.of is of})
+    why = sum(counts[name] for name in (*LOSSES, *OTHERS, "wrong-context?", "lost-bonus?"))
+    return counts["rounds"] == counts["ideal"] + why - counts["spared"]
 
 
-def told(engine: type[RoundEngine], cases: Sequence[Case]) -> tuple[Counter[str], int]:
+def told(engine: type[RoundEngine], cases: Sequence[Case]) -> tuple[Counter[Loss], int]:
     """The losses of all cases, and how many rounds they took, as the engine counts them."""
-    total, rounds = Counter[str](), 0
+    total, rounds = Counter[Loss](), 0
     for case in cases:
         losses, counted = losses_and_rounds(engine, case)
         if losses:
             # A pad that fills up a row may happen to be its EOS, and then nothing is left to ask for, or to ask again.
             if case.pad_token_id in case.eos_token_ids:
-                counted = losses["rounds"]
-            assert losses["rounds"] == counted
+                counted = losses[Loss("rounds")]
+            assert losses[Loss("rounds")] == counted
             assert adds_up(losses)
-            assert adds_up(losses, "waiting ")
+            assert adds_up(losses, LossesOf.WAITING)
             rounds += counted
             total.update(losses)
     return total, rounds
@@ -248,7 +250,7 @@ def test_right_builds_lose_nothing(build: str) -> None:
 @pytest.mark.parametrize("engine", RIGHT, ids=lambda engine: engine.__name__)
 @pytest.mark.tiers(quick=7, rest=16)
 def test_right_engines_of_unusual_build_lose_nothing(engine: type[RoundEngine]) -> None:
-    total = Counter[str]()
+    total = Counter[Loss]()
     for case in drawn(count=15):
         losses, _ = losses_and_rounds(engine, case)
         assert adds_up(losses)
@@ -260,7 +262,7 @@ def test_right_engines_of_unusual_build_lose_nothing(engine: type[RoundEngine]) 
 @pytest.mark.tiers(quick=1, rest=1)
 def test_shipped_decoders_lose_nothing(name: str) -> None:
     decoder: Decoder = load(name)
-    total = Counter[str]()
+    total = Counter[Loss]()
     with decoder.running() as generate:
         for case in drawn(decoder.families, decoder.cache_states, 40):
             rows = [*case.prompts, *truth_of(case).uncut]
@@ -270,7 +272,7 @@ def test_shipped_decoders_lose_nothing(name: str) -> None:
             if judge(done):
                 assert adds_up(draft_losses(done))
                 total.update(draft_losses(done))
-    assert total["rounds"] > 80
+    assert total[Loss("rounds")] > 80
     assert draft_warnings(total) == []
 
 
@@ -285,7 +287,7 @@ def test_rounds_needed_are_those_of_the_script() -> None:
     for case in drawn():
         losses, _ = losses_and_rounds(Realigned, case)
         if losses:
-            assert losses["ideal"] == sum(map(len, Schedule(case, truth_of(case)).rounds))
+            assert losses[Loss("ideal")] == sum(map(len, Schedule(case, truth_of(case)).rounds))
 
 
 def test_rows_that_wait_are_held_against_rows_that_wait() -> None:
@@ -304,9 +306,9 @@ def test_equal_prompts() -> None:
         losses, rounds = losses_and_rounds(engine, case)
         assert adds_up(losses)
         assert draft_warnings(losses) == []
-        assert losses["rounds"] == rounds or engine is Expanded
+        assert losses[Loss("rounds")] == rounds or engine is Expanded
     losses, _ = losses_and_rounds(changed(PerRow, first_round_garbage), case)
-    assert losses["altered"] > 0
+    assert losses[Loss("altered")] > 0
 
 
 def test_equal_rows_that_fare_differently_are_left_out() -> None:
@@ -314,8 +316,8 @@ def test_equal_rows_that_fare_differently_are_left_out() -> None:
     row = (122, 44, 123, 51)
     case = Case(prompts=(row, row, (5, 7)), max_new_tokens=8, num_draft_tokens=3, agreement=1.0)
     losses, rounds = losses_and_rounds(LookedUpForSome, case)
-    assert (losses["rounds"], rounds) == (8, 18)
-    assert losses["unasked"] == 6
+    assert (losses[Loss("rounds")], rounds) == (8, 18)
+    assert losses[Loss("unasked")] == 6
     assert draft_warnings(losses) == []
 
 
@@ -328,8 +330,8 @@ def test_rows_of_which_one_begins_another(build: str, rows: tuple[tuple[int, ...
         chunk = 1 if state == "chunked" else None
         case = Case(rows, 8, 3, agreement=0.7, family=BUILDS[build].families[0], cache_state=state, prefill_chunk=chunk)
         losses, rounds = losses_and_rounds(BUILDS[build].engine, case)
-        ideal = losses["waiting ideal"] if build == "rolled_back" else losses["ideal"]
-        assert losses["rounds"] == rounds == ideal
+        ideal = losses[Loss("ideal", LossesOf.WAITING)] if build == "rolled_back" else losses[Loss("ideal")]
+        assert losses[Loss("rounds")] == rounds == ideal
 
 
 def test_draft_tokens_that_are_what_another_prompt_goes_on_with() -> None:
@@ -337,8 +339,8 @@ def test_draft_tokens_that_are_what_another_prompt_goes_on_with() -> None:
     for rows in (((24, 64), (24,)), ((24,), (24, 64))):
         case = Case(rows, max_new_tokens=2, num_draft_tokens=4, agreement=1.0, pad_token_id=64, family="learned")
         losses, rounds = losses_and_rounds(changed(Realigned, first_round_zeros), case)
-        assert losses["rounds"] == rounds == 4
-        assert losses["ideal"] == 2
+        assert losses[Loss("rounds")] == rounds == 4
+        assert losses[Loss("ideal")] == 2
         assert adds_up(losses)
 
 

@@ -16,6 +16,7 @@ from eqcheck.decoding.harness import run
 from eqcheck.lanes.transparent.coverage import exercised
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import judge
+from eqcheck.result.outcome import Loss, LossesOf
 
 EAGLE = registry.load("eagle")
 SHAPE: Any = sys.modules[EAGLE.function.__module__]
@@ -33,14 +34,14 @@ def decoded(engine: Any) -> Any:
 
 def test_it_is_right_and_loses_nothing() -> None:
     counts: Counter[str] = Counter()
-    losses: Counter[str] = Counter()
+    losses: Counter[Loss] = Counter()
     for case in drawn(25, EAGLE.cache_states):
         done = run(EAGLE.function, case)
         assert judge(done), case.to_dict()
         counts.update(exercised(done))
         losses.update(all_losses(done))
     assert counts["off_spine"] > 2
-    assert losses["head allowed"] > 5
+    assert losses[Loss("allowed", LossesOf.HEAD)] > 5
     assert not all_warnings(losses)
 
 

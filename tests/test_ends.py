@@ -27,6 +27,7 @@ from eqcheck.explanation.statements import said
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import Oracle, judge
 from eqcheck.result.findings import Options
+from eqcheck.result.outcome import Loss
 
 PROMPTS = ((5, 7, 11), (9, 3, 4, 8), (21, 17))
 
@@ -59,7 +60,7 @@ def build(engine: type[RoundEngine], base: str) -> Decoder:
 
 
 def test_a_draft_that_is_out_of_step_is_told_where_calls_are_made_twice() -> None:
-    total = Counter[str]()
+    total = Counter[Loss]()
     for case in Source(8, ("rotary",), ("left",)).chunk(0, 12):
         total.update(losses_and_rounds(twice(DraftSeesNoPrompt), case)[0])
     (warning,) = draft_warnings(total)
@@ -67,7 +68,7 @@ def test_a_draft_that_is_out_of_step_is_told_where_calls_are_made_twice() -> Non
 
 
 def test_no_share_is_more_than_the_whole() -> None:
-    (warning,) = draft_warnings(Counter({"rounds": 90, "ideal": 20, "allowed": 40, "lost": 50}))
+    (warning,) = draft_warnings(Counter({Loss("rounds"): 90, Loss("ideal"): 20, Loss("allowed"): 40, Loss("lost"): 50}))
     assert "%" not in warning
     assert "90 rounds where 20 do: some committed nothing" in warning
 

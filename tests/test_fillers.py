@@ -20,7 +20,7 @@ from eqcheck.decoding.harness import run
 from eqcheck.explanation.text import render
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import judge
-from eqcheck.result.outcome import RowVerdict
+from eqcheck.result.outcome import Loss, RowVerdict
 
 Rows = list[list[int]]
 
@@ -147,7 +147,7 @@ def test_an_answer_in_the_column_of_filler_is_not_one_behind_a_rejected_draft_to
 
 @pytest.mark.rest
 def test_a_bonus_thrown_away_is_no_rejection_where_filler_stands_behind_it() -> None:
-    losses = Counter[str](), Counter[str]()
+    losses = Counter[Loss](), Counter[Loss]()
     torch.set_num_threads(1)
     for case in Source(6, ("rotary", "learned"), ("left",), ("empty",)).chunk(0, 60):
         for n, fault in enumerate(({}, {"no_bonus": True})):

@@ -17,6 +17,7 @@ from eqcheck.decoding.harness import run
 from eqcheck.hashlm.trace import TARGET
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import judge
+from eqcheck.result.outcome import Loss, LossesOf
 from eqcheck.selfcheck import faults as selfcheck
 from eqcheck.selfcheck.faults import check_head, check_known_good
 
@@ -96,7 +97,8 @@ def test_rows_of_one_call_accept_different_numbers(name: str) -> None:
     done = run(HEAD_BUILDS[name].decoder(name).function, PARTLY)
     assert judge(done)
     losses = head_losses(done)
-    assert losses == {"head rounds": losses["head rounds"], "head allowed": 8}
+    rounds = Loss("rounds", LossesOf.HEAD)
+    assert losses == {rounds: losses[rounds], Loss("allowed", LossesOf.HEAD): 8}
 
 
 def one(switch: str) -> Fault:
@@ -108,25 +110,39 @@ def test_losses_counted_by_hand(switch: str, hits: int | None, lost: int) -> Non
     fault = one(switch)
     losses = head_losses(run(fault.decoder().function, PARTLY))
     name = fault.kind.removesuffix("-hidden")
-    assert hits is None or losses[f"head hit {name}"] == hits
-    assert losses[f"head {name}"] >= lost
+    assert hits is None or losses[Loss(name, LossesOf.HIT)] == hits
+    assert losses[Loss(name, LossesOf.HEAD)] >= lost
 
 
 def test_little_is_no_warning() -> None:
-    counts = Counter({"head rounds": 1000, "head allowed": 900, "head stale": 4, "head hit stale": 9})
+    counts = Counter(
+        {
+            Loss("rounds", LossesOf.HEAD): 1000,
+            Loss("allowed", LossesOf.HEAD): 900,
+            Loss("stale", LossesOf.HEAD): 4,
+            Loss("stale", LossesOf.HIT): 9,
+        }
+    )
     assert head_warnings(counts) == []
-    counts["head hit stale"] = 10
+    counts[Loss("stale", LossesOf.HIT)] = 10
     (said,) = head_warnings(counts)
     assert said.startswith("draft/stale-hidden: 4 of 900 draft tokens lost in ")
     assert "in 10 of 1000 rounds of a head" in said
     # Another row's state of an earlier call is what is seen elsewhere.
-    counts["head hit wrong-row?"] = 500
+    counts[Loss("wrong-row?", LossesOf.HIT)] = 500
     (said,) = head_warnings(counts)
     assert "in 510 of 1000 rounds" in said
 
 
 def test_what_cannot_be_told_is_said_to_have_no_cause() -> None:
-    counts = Counter({"head rounds": 1000, "head allowed": 900, "head unclear": 5, "head unnamed": 5})
+    counts = Counter(
+        {
+            Loss("rounds", LossesOf.HEAD): 1000,
+            Loss("allowed", LossesOf.HEAD): 900,
+            Loss("unclear", LossesOf.HEAD): 5,
+            Loss("unnamed", LossesOf.HEAD): 5,
+        }
+    )
     (said,) = head_warnings(counts)
     assert said.startswith("draft: 10 of 900 draft tokens of a head")
     assert "no cause was seen" in said

@@ -27,6 +27,7 @@ from eqcheck.hashlm.trace import TARGET, Trace
 from eqcheck.lanes.transparent.coverage import exercised
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import judge
+from eqcheck.result.outcome import Loss, LossesOf
 
 heads = importlib.import_module("eqcheck.reference_impls.heads")
 reading = importlib.import_module("eqcheck.reference_impls.drafters.reading")
@@ -154,7 +155,7 @@ def test_rows_that_begin_alike_go_on_differently() -> None:
     case = Case(prompts=((3, 1, 4), (3,)), max_new_tokens=6, num_draft_tokens=2, agreement=1.0)
     done = run(DECODER.function, case)
     assert judge(done)
-    assert set(head_losses(done)) == {"head rounds", "head allowed"}
+    assert set(head_losses(done)) == {Loss("rounds", LossesOf.HEAD), Loss("allowed", LossesOf.HEAD)}
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def cases(count: int = 60) -> list[Case]:
 
 @pytest.mark.rest
 def test_right_heads_lose_nothing() -> None:
-    total: Counter[str] = Counter()
+    total: Counter[Loss] = Counter()
     met = set()
     for case in cases():
         done = run(DECODER.function, case)
@@ -209,8 +210,8 @@ def test_right_heads_lose_nothing() -> None:
         assert "draft_called" in exercised(done) or not done.trace.heads
         met |= {call.shape for call in done.trace.heads}
         total += all_losses(done)
-    assert set(total) == {"head rounds", "head allowed"}
-    assert total["head allowed"] > 100
+    assert set(total) == {Loss("rounds", LossesOf.HEAD), Loss("allowed", LossesOf.HEAD)}
+    assert total[Loss("allowed", LossesOf.HEAD)] > 100
     assert all_warnings(total) == []
     assert met == {"column", "accepted", "step", "pairs"}
 
@@ -248,7 +249,7 @@ def test_what_the_engine_refuses_before_it_decodes() -> None:
 
 def lost_with(patch: pytest.MonkeyPatch, change: Callable[[pytest.MonkeyPatch], None]) -> list[str]:
     change(patch)
-    total: Counter[str] = Counter()
+    total: Counter[Loss] = Counter()
     for case in cases(40):
         done = run(DECODER.function, case)
         assert judge(done), "a head costs speed only"
@@ -348,10 +349,10 @@ def test_a_wrong_state_counts_once_a_round() -> None:
     losses = head_losses(run(halved, case))
     # Tokens 1 to 7 come one by one: room for 3, 3, 3, 3, 2 and 1 draft tokens, and then none.
     assert losses == {
-        "head rounds": 6,
-        "head allowed": 15,
-        "head torn": 15,
-        "head hit torn": 6,
+        Loss("rounds", LossesOf.HEAD): 6,
+        Loss("allowed", LossesOf.HEAD): 15,
+        Loss("torn", LossesOf.HEAD): 15,
+        Loss("torn", LossesOf.HIT): 6,
     }
 
 

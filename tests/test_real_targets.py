@@ -29,6 +29,7 @@ from eqcheck.real.models import VOCAB_SIZE, margins, model_of
 from eqcheck.real.tap import TapFailed
 from eqcheck.real.targets import check, families_of
 from eqcheck.real.truth import noise
+from eqcheck.result.outcome import Loss
 from eqcheck.truth.ties import FACTOR, tolerance
 
 RAGGED = Case(prompts=((5, 7, 9), (1, 2), (3,)), max_new_tokens=6, num_draft_tokens=2, accepts=((1, 2), (0,), (2, 0)))
@@ -194,8 +195,8 @@ def test_a_planted_fault_of_each_component_is_named(component: str, target: str)
         assert {one.component for one in found} == {fault.component}, fault.id
 
 
-def lost(found: list[Any]) -> Counter[str]:
-    losses: Counter[str] = Counter()
+def lost(found: list[Any]) -> Counter[Loss]:
+    losses: Counter[Loss] = Counter()
     for one in found:
         losses.update(dict(one.losses))
     return losses
@@ -210,7 +211,7 @@ def test_trees_are_read(target: str) -> None:
         assert {(one.status, one.luck) for one in found} == {("equivalent", ("", ""))}
         assert any("off_spine" in one.coverage for one in found), "the draft offers what the paths ask for"
         losses = lost(found)
-        assert losses["ideal"] > 0
+        assert losses[Loss("ideal")] > 0
         assert not draft_warnings(losses)
     fault = next(one for one in FAULTS if one.id == "M30-siblings-seen.forked")
     found = outcomes(fault.decoder(), family, 6, "tree")

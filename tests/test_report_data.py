@@ -30,6 +30,7 @@ from eqcheck.report.schema import SCHEMA, schema, to_builtins
 from eqcheck.report.terminal import summary
 from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.result.outcome import Outcome
+from eqcheck.result.tally import Pair
 
 REPORTS = committed("reports/**/report.json")
 VALID = Draft202012Validator(json.loads(SCHEMA.read_text()))
@@ -167,8 +168,8 @@ def test_a_report_counts_pairs_of_options_at_work_in_one_case(tmp_path: Path) ->
         drawn.append(Outcome(case, "equivalent", coverage=frozenset(counters)))
     result = audit(made(right), Options(cases=1))
     result.outcomes, result.lane = drawn, "checkpoint"
-    assert result.tally.pairs == {"logit_bias grammar": 2, "grammar late_rows": 1}
-    assert (result.tally + result.tally).pairs["grammar late_rows"] == 2
+    assert result.tally.pairs == {Pair("logit_bias", "grammar"): 2, Pair("grammar", "late_rows"): 1}
+    assert (result.tally + result.tally).pairs[Pair("grammar", "late_rows")] == 2
     written = write(result, tmp_path)
     assert written["pairs"] == {"grammar late_rows": 1, "logit_bias grammar": 2}
     table = Content(load(tmp_path)).pairs()

@@ -22,6 +22,7 @@ from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import assert_equivalent
 from eqcheck.real.models import model_of
 from eqcheck.result.findings import Audit, Options
+from eqcheck.result.outcome import Loss
 
 STALE, LEAKS = "state/stale-weights", "state/leaks-from-earlier-request"
 DECODERS = '''
@@ -282,8 +283,8 @@ def test_right_decoders_are_not_accused(work: Path, name: str) -> None:
 def test_a_stale_draft_is_a_loss_and_no_violation(work: Path) -> None:
     result = audited("draft_kept", cases=150)
     assert result.violations == []
-    assert result.tally.losses["wrong-context"] > 0  # too few of all drafts for a warning: weights seldom change
-    assert audited("by_model", cases=150).tally.losses["wrong-context"] == 0
+    assert result.tally.losses[Loss("wrong-context")] > 0  # too few of all drafts for a warning: weights seldom change
+    assert audited("by_model", cases=150).tally.losses[Loss("wrong-context")] == 0
 
 
 @pytest.mark.rest

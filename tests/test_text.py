@@ -179,7 +179,7 @@ def test_a_right_token_of_a_wrong_context_is_not_called_wrong() -> None:
         ),
         ("wrong-row", {"source": "draft model"}, "slot 4 holds an entry of the draft model and is attended"),
         ("pad-visible", {"source": "pad"}, "slot 4 holds padding and is attended"),
-        ("pad-visible", {"origin": "blank"}, "slot 4 was never written and is attended"),
+        ("pad-visible", {"source": "blank"}, "slot 4 was never written and is attended"),
         (
             "duplicate-entry",
             {"source": "token", "of_row": 1, "of_position": 3},

@@ -23,6 +23,7 @@ from eqcheck.decoding.run import Schedule
 from eqcheck.lanes.transparent.coverage import exercised, vacuous
 from eqcheck.lanes.transparent.search import Source
 from eqcheck.oracle.check import judge
+from eqcheck.result.outcome import Loss
 
 TREE = registry.load("tree")
 tree = importlib.import_module("eqcheck.reference_impls.tree")
@@ -251,10 +252,10 @@ def test_medusa_is_right_where_the_target_does_not_answer_0() -> None:
 
 
 def test_rounds_that_a_right_draft_needs_are_those_of_the_paths() -> None:
-    losses: Counter[str] = Counter()
+    losses: Counter[Loss] = Counter()
     for case in drawn(25):
         losses += draft_losses(run(TREE.function, case))
-    assert losses["rounds"] == losses["ideal"] > 50
+    assert losses[Loss("rounds")] == losses[Loss("ideal")] > 50
     assert not draft_warnings(losses)
 
 
@@ -262,7 +263,7 @@ def test_what_fills_up_a_short_prompt_is_no_tree() -> None:
     trees = ((), (((0, 0), (1, 0)),))
     case = Case(((5, 7, 9), (11,)), 4, num_draft_tokens=2, cache_state="tree", tree=trees, paths=((), ((0,),)))
     losses = draft_losses(run(TREE.function, case))
-    assert losses["rounds"] == losses["ideal"]
+    assert losses[Loss("rounds")] == losses[Loss("ideal")]
 
 
 class OtherRoot(Forked):
@@ -275,7 +276,7 @@ class OtherRoot(Forked):
 @pytest.mark.rest
 def test_a_draft_that_does_not_see_its_row_is_a_warning() -> None:
     decoder = replace(BUILDS["forked"], engine=OtherRoot).decoder("other-root")
-    losses: Counter[str] = Counter()
+    losses: Counter[Loss] = Counter()
     for case in drawn(25):
         done = run(decoder.function, case)
         assert judge(done)

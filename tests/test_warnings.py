@@ -27,8 +27,8 @@ from eqcheck.lanes.transparent.coverage import vacuous
 from eqcheck.report.build import report_of
 from eqcheck.result import declining, losses
 from eqcheck.result.findings import Audit, Finding, Options
-from eqcheck.result.outcome import Outcome
-from eqcheck.result.tally import DICTATED, SPEAKS, Alike, Tally
+from eqcheck.result.outcome import DueBy, DuePlace, Loss, LossesOf, Outcome
+from eqcheck.result.tally import SPEAKS, Alike, ServedCase, Tally
 from eqcheck.sampling.exclusion import Exclusion
 from eqcheck.sampling.wealth import Wealth
 
@@ -54,12 +54,15 @@ def test_whatever_was_not_exercised(lane: object) -> None:
 
 @pytest.mark.parametrize("name", HEAD_LOSSES)
 def test_losses_of_heads_and_drafts(name: str) -> None:
-    counts = {"head rounds": BIG, "head allowed": BIG, f"head {name}": BIG // 2, f"head hit {name}": BIG // 2}
+    counts = {Loss("rounds", LossesOf.HEAD): BIG, Loss("allowed", LossesOf.HEAD): BIG}
+    counts |= {Loss(name, LossesOf.HEAD): BIG // 2, Loss(name, LossesOf.HIT): BIG // 2}
     all_of(all_warnings(Counter(counts)))
     for kind in ("wrong-context", "altered", "lost-bonus", "asked-again", "lost"):
-        all_of(all_warnings(Counter({"rounds": BIG, "ideal": BIG // 3, "allowed": BIG, kind: BIG // 2})))
-        all_of(all_warnings(Counter({"rounds": BIG, "ideal": BIG // 3, "allowed": BIG // 4, kind: BIG // 2})))
-    places = {f"row {number}": (BIG, BIG) for number in range(128)} | {"batch 128": (BIG, 2 * BIG)}
+        for allowed in (BIG, BIG // 4):
+            counts = {Loss("rounds"): BIG, Loss("ideal"): BIG // 3, Loss("allowed"): allowed, Loss(kind): BIG // 2}
+            all_of(all_warnings(Counter(counts)))
+    places = {DuePlace(DueBy.ROW, str(number)): (BIG, BIG) for number in range(128)}
+    places[DuePlace(DueBy.BATCH, "128")] = (BIG, 2 * BIG)
     all_of(losses.warnings(places))
 
 
@@ -87,7 +90,9 @@ def test_what_decoders_decline_and_require() -> None:
     found = all_of(declining.warnings_of(decoder, tally))
     assert len(found) > len(FAMILIES)
     all_of(luck_warnings(Audit(decoder, Options(), counted=tally)))
-    served = Counter({f"{kind} model {status} {LONG}": BIG for kind in ("a", "b") for status in ("skipped", "crash/x")})
+    served = Counter(
+        {ServedCase(kind, "model", status, LONG): BIG for kind in ("a", "b") for status in ("skipped", "crash/x")}
+    )
     all_of(of_checkpoints.refused(Tally(served=served), "bfloat16"))
 
 
@@ -102,10 +107,11 @@ def outcome() -> Outcome:
 def test_engines_that_show_little() -> None:
     decoder = replace(registry.load("vllm"), capabilities=(), seeds="none", dtype="bfloat16", kinds=("window",))
     doubtful = [Finding(outcome(), Explanation("bookkeeping", "premature-stop"), BIG, "inconclusive")]
-    observed = Counter({f"{DICTATED}{name}": BIG for name in (dictation.ASKED, dictation.OTHERS, dictation.FEWER)})
+    dictated = Counter(dict.fromkeys((dictation.ASKED, dictation.OTHERS, dictation.FEWER), BIG))
     coverage = Counter({"dictated": BIG, "harmless_context": BIG, "kv_blocks": BIG, "prefix_caching": BIG})
-    for more in (Counter[str](), Counter({SPEAKS: BIG})):
-        tally = Tally(Counter({Alike(True, "rotary", "equivalent"): BIG}), observed=observed + more, coverage=coverage)
+    for observed in (Counter[str](), Counter({SPEAKS: BIG})):
+        alike = Counter({Alike(True, "rotary", "equivalent"): BIG})
+        tally = Tally(alike, observed=observed, dictated=dictated, coverage=coverage)
         result = Audit(decoder, Options(), "checkpoint", findings=doubtful, counted=tally, unsettled=BIG)
         of_checkpoints.conclusions(result)
         assert len(all_of(result.warnings)) > 5

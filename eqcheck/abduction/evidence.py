@@ -318,7 +318,7 @@ class Evidence:
             "least": self._rounds(self.drafts, least=True),
             "prefilled": self._rounds(self.drafts, prefilled=True),
             "pairs": list(in_pairs(turns)),
-            "in turn": [(turn,) for row in turns for turn in row],
+            "in-turn": [(turn,) for row in turns for turn in row],
         }
 
     @property

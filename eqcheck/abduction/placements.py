@@ -150,7 +150,7 @@ def _of_prefixes(evidence: Evidence, row: int, others: list[int]) -> Iterator[Ed
         for begin, end in _taken(prompt, text):
             prefilled = end <= len(evidence.prompts[other])  # together with the row, as far as that matters
             if prefilled or other < row:
-                said: dict[str, Any] = {"token": end, "source": begin, "schedule": "own" if prefilled else "in turn"}
+                said: dict[str, Any] = {"token": end, "source": begin, "schedule": "own" if prefilled else "in-turn"}
                 said |= {"begin": begin, "end": end - 1, "row": other}
                 yield _once("hit-of-another", row, other, **said)
 
@@ -178,8 +178,8 @@ def _of_states(evidence: Evidence, row: int, others: list[int]) -> Iterator[Edit
     for token in range(1, len(prompt)):
         yield _once("state-without-end", row, token=token, position=token)
     for token in range(1, GRAIN * 3 + 1):
-        yield _once("state-pads", row, token=token, schedule="in turn", count=token)
-    rounds = evidence.schedules["in turn"]
+        yield _once("state-pads", row, token=token, schedule="in-turn", count=token)
+    rounds = evidence.schedules["in-turn"]
     own = [number for number, (turn,) in enumerate(rounds) if turn.row == row]
     ended = [other for other in others if other < row]
     known = max((agreeing(prompt, evidence.texts[other]) for other in ended), default=0)  # a cached prefix is no longer
@@ -193,7 +193,7 @@ def _of_states(evidence: Evidence, row: int, others: list[int]) -> Iterator[Edit
 def _of_left_states(row: int, other: int, onsets: Sequence[int]) -> Iterator[EditedContext]:
     """A row begins with the state that another one left, or takes it up between its rounds, rejected tokens or not."""
     for rejected in (0, 1):
-        said: dict[str, Any] = {"token": rejected, "schedule": "in turn", "row": other}
+        said: dict[str, Any] = {"token": rejected, "schedule": "in-turn", "row": other}
         yield _once("state-left", row, other, **said)
         for number, onset in enumerate(onsets):
             yield _once("state-taken", row, other, onset, onset, when=f"after its round {number + 1}", **said)
@@ -213,7 +213,7 @@ def _mistaken_places(prompt: Sequence[int], text: Sequence[int], known: int) -> 
 
 
 def _of_place(row: int, token: int, other: int, count: int) -> EditedContext:
-    said: dict[str, Any] = {"token": token, "source": count, "schedule": "in turn"}
+    said: dict[str, Any] = {"token": token, "source": count, "schedule": "in-turn"}
     said |= {"position": token, "row": other, "count": count}
     return _once("state-of-another-place", row, other, **said)
 

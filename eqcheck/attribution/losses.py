@@ -57,13 +57,13 @@ from eqcheck.explanation.notice import Notice
 from eqcheck.hashlm import hashing
 from eqcheck.hashlm.hashing import LAYERS, Ints, States
 from eqcheck.hashlm.trace import DRAFT, TARGET, Call, HeadCall
+from eqcheck.result.outcome import Loss, LossesOf
 from eqcheck.result.tally import Losing
 
 # The losses of a draft model in one run, as counts that `eqcheck.attribution.losses` describes.
 
 _Query = tuple[Call, int, int]  # a batch row and column of a call
 DOUBTFUL = "wrong-context?"  # a draft in a wrong context predicted the refused token, perhaps by chance
-WAITING = "waiting "  # before the names of counts that hold where rows wait for the one that accepts least
 
 
 class LosingRound(NamedTuple):
@@ -83,12 +83,12 @@ class LosingRound(NamedTuple):
 class DraftLosses(NamedTuple):
     """The ``counts`` of one run, and the rounds that lost: of rows that do not wait for each other, and that do."""
 
-    counts: Counter[str]
+    counts: Counter[Loss]
     alone: tuple[LosingRound, ...] = ()
     waiting: tuple[LosingRound, ...] = ()
 
 
-def draft_losses(run: Run) -> Counter[str]:
+def draft_losses(run: Run) -> Counter[Loss]:
     """The losses of a draft model in a run whose output is right, as counts."""
     return losses_of(run).counts
 
@@ -169,9 +169,11 @@ class _Chains:
         if _all_take_part(rounds):
             lost_waiting = []
             waiting = self._counted(rounds, lost_waiting)
-        counts = +(alone + Counter({f"{WAITING}{name}": count for name, count in waiting.items()}))
-        counts.update(evidence for turn in chain.from_iterable(rounds) for evidence in turn.ahead_or_level())
-        return DraftLosses(counts + Counter(again=again), tuple(lost_alone), tuple(lost_waiting))
+        counts = Counter({Loss(name): count for name, count in alone.items()})
+        counts.update({Loss(name, LossesOf.WAITING): count for name, count in waiting.items()})
+        counts.update(Loss(evidence) for turn in chain.from_iterable(rounds) for evidence in turn.ahead_or_level())
+        counts[Loss("again")] += again
+        return DraftLosses(+counts, tuple(lost_alone), tuple(lost_waiting))
 
     def _reach(self, row: int, tokens: int, count: int) -> int:
         """Return how many tokens are known after a round that begins with so many and verifies ``count`` right ones."""
@@ -394,7 +396,7 @@ def _fed(query: _Query) -> int:
     return int(call.tokens[batch_row, column])
 
 
-def _of_trees(run: Run) -> Counter[str]:
+def _of_trees(run: Run) -> Counter[Loss]:
     """The losses of a run whose drafts are trees.
 
     A row counts where each of its rounds fed a tree of the depths that were named for it, and where no other row can be
@@ -405,7 +407,7 @@ def _of_trees(run: Run) -> Counter[str]:
         if own.last + 1 >= own.known:
             rounds[own.row].append(own)
     schedule = Schedule(run.case, run.truth)
-    counts: Counter[str] = Counter()
+    counts: Counter[Loss] = Counter()
     for row, of_row in rounds.items():
         # Chains are counted by what a right draft would propose next; in a tree any node may be the one that is lost,
         # so only rounds with the tree that was named for them can be compared. The filler of a prompt of one token
@@ -421,8 +423,8 @@ def _of_trees(run: Run) -> Counter[str]:
                 why = "altered" if run.rounds.proposed(row, own.last, own.call.number) else "wrong-context"
                 break
         more = len(of_row) - ideal
-        counts.update({"rounds": len(of_row), "ideal": ideal, "allowed": needed - ideal})
-        counts.update({why: max(0, more), "spared": max(0, -more)})
+        counts.update({Loss("rounds"): len(of_row), Loss("ideal"): ideal, Loss("allowed"): needed - ideal})
+        counts.update({Loss(why): max(0, more), Loss("spared"): max(0, -more)})
     return +counts
 
 
@@ -512,13 +514,13 @@ class Due(NamedTuple):
     tokens: int
 
 
-def head_losses(run: Run) -> Counter[str]:
-    """The cost of wrong inputs of a head in a run whose output is right, as counts whose names begin with ``head``.
+def head_losses(run: Run) -> Counter[Loss]:
+    """Count what wrong inputs of a head cost in a run whose output is right.
 
-    ``head rounds`` are those with draft tokens of a head, ``head allowed`` the draft tokens that could have been
-    accepted in them. By kind, ``head KIND`` are the tokens lost and ``head hit KIND`` the rounds with such an input.
-    ``head unnamed`` are tokens lost although the inputs were right, or no call was found that proposed the draft
-    tokens; ``head unclear`` are tokens lost with a wrong input that no kind describes.
+    Of a head, ``rounds`` are those with draft tokens, ``allowed`` the draft tokens that could have been accepted in
+    them. By kind, there are the tokens lost, and the rounds hit by such an input. ``unnamed`` are tokens lost although
+    the inputs were right, or no call was found that proposed the draft tokens; ``unclear`` are tokens lost with a wrong
+    input that no kind describes.
     """
     if not run.trace.heads or run.case.tree:  # nothing reads which proposals of a head make up a tree
         return Counter()
@@ -540,8 +542,8 @@ class _HeadReader:
         self.by_number = {call.number: call for call in run.trace.heads}
         self.attends = {call.shape for call in run.trace.heads} & {"accepted", "pairs"}
 
-    def losses(self) -> Counter[str]:
-        counts: Counter[str] = Counter()
+    def losses(self) -> Counter[Loss]:
+        counts: Counter[Loss] = Counter()
         k = min(self.run.case.num_draft_tokens, max((own.proposed for own in self.run.rounds.every), default=0))
         schedule = Schedule(self.run.case, self.run.truth)
         before: dict[int, int] = {}
@@ -559,13 +561,13 @@ class _HeadReader:
             begins = own.first < start  # its prompt is fed with it, and its block filled up
             if due is None and begins:
                 continue
-            counts["head rounds"] += 1
-            counts["head allowed"] += max(0, reach - known - 1)
+            counts[Loss("rounds", LossesOf.HEAD)] += 1
+            counts[Loss("allowed", LossesOf.HEAD)] += max(0, reach - known - 1)
             names = {self.wrong(chain, due) for chain in chains} if due else {None}
             name = None if None in names else names.pop() if len(names) == 1 else "unclear"
             if name and name != "unclear":
-                counts[f"head hit {name}"] += 1
-            counts[f"head {name or 'unnamed'}"] += lost
+                counts[Loss(name, LossesOf.HIT)] += 1
+            counts[Loss(name or "unnamed", LossesOf.HEAD)] += lost
         return +counts
 
     # The calls that proposed what was verified:
@@ -752,22 +754,22 @@ _WARNINGS = {
 }
 
 
-def all_losses(run: Run) -> Counter[str]:
+def all_losses(run: Run) -> Counter[Loss]:
     """The losses of the draft side in a run whose output is right: of a draft model, and of a head."""
     return draft_losses(run) + head_losses(run)
 
 
-def all_warnings(losses: Counter[str]) -> list[str]:
+def all_warnings(losses: Counter[Loss]) -> list[str]:
     """One warning per way in which the draft side lost, from the `all_losses` of many runs."""
     return draft_warnings(losses) + head_warnings(losses)
 
 
-def rows_wait(losses: Counter[str]) -> bool:
+def rows_wait(losses: Counter[Loss]) -> bool:
     """Return whether the rows of many runs are held to wait for the one that accepts least."""
-    return losses["ahead"] * _ENOUGH_AHEAD < losses["level"]
+    return losses[Loss("ahead")] * _ENOUGH_AHEAD < losses[Loss("level")]
 
 
-def by_cause(losses: Counter[str], lost: Counter[Losing]) -> dict[str, int]:
+def by_cause(losses: Counter[Loss], lost: Counter[Losing]) -> dict[str, int]:
     """The draft tokens that were lost by each cause that is told, the most first; ``losses`` as for `all_warnings`.
 
     Nothing is told where so little is lost that there is no warning. Left out is a single token, and a draft that
@@ -791,25 +793,28 @@ def _by_design(lost: Counter[Losing]) -> set[str]:
     return {name for name, sizes in windows.items() if len(sizes) == 1 and 0 not in sizes}
 
 
-def but_for_windows(losses: Counter[str], lost: Counter[Losing]) -> Counter[str]:
+def but_for_windows(losses: Counter[Loss], lost: Counter[Losing]) -> Counter[Loss]:
     """The losses of many runs without those of a draft that is built to see so many of its row's newest tokens."""
     left, designed = Counter(losses), _by_design(lost)
     for one, count in lost.items():
         if one.fingerprint in designed:
-            begin = WAITING if one.waits else ""
-            name = f"{begin}{DOUBTFUL if one.doubtful else 'wrong-context'}"
-            meant = min(count, left[name])
-            left.update({name: -meant, f"{begin}policy": meant})
+            of = _of(one.waits)
+            loss = Loss(DOUBTFUL if one.doubtful else "wrong-context", of)
+            meant = min(count, left[loss])
+            left.update({loss: -meant, Loss("policy", of): meant})
     return +left
 
 
-def _likely(losses: Counter[str], waits: bool) -> bool:
+def _of(waits: bool) -> LossesOf:
+    return LossesOf.WAITING if waits else LossesOf.ALONE
+
+
+def _likely(losses: Counter[Loss], waits: bool) -> bool:
     """Return whether what may be a coincidence is the draft's: it is told more often than drafts by other means."""
-    begin = WAITING if waits else ""
-    return losses[f"{begin}{DOUBTFUL}"] >= losses[f"{begin}unasked"]
+    return losses[Loss(DOUBTFUL, _of(waits))] >= losses[Loss("unasked", _of(waits))]
 
 
-def settled(losses: Counter[str]) -> Counter[str]:
+def settled(losses: Counter[Loss]) -> Counter[str]:
     """The counts of many runs, with what each run leaves open decided by what is seen in all of them.
 
     Rows that wait for the one that accepts least are level with it, and never ahead but for a coincidence; where no
@@ -817,35 +822,40 @@ def settled(losses: Counter[str]) -> Counter[str]:
     the decoder also drafts by other means; where such tokens are most, they are the draft's. A call behind the last
     token of a row asks for a bonus that was dropped, but for a decoder that is seen to make calls again.
 
-        >>> settled(Counter({"rounds": 9, "ideal": 8, "wrong-context?": 1, "ahead": 2}))
+        >>> settled(Counter({Loss("rounds"): 9, Loss("ideal"): 8, Loss("wrong-context?"): 1, Loss("ahead"): 2}))
         Counter({'rounds': 9, 'ideal': 8, 'wrong-context': 1})
     """
     waits = rows_wait(losses)
-    counts = Counter({name.removeprefix(WAITING): n for name, n in losses.items() if name.startswith(WAITING) == waits})
+    counts = Counter({loss.name: count for loss, count in losses.items() if loss.of is _of(waits)})
+    if not waits:  # heads are counted one way only
+        counts.update({str(loss): n for loss, n in losses.items() if loss.of in (LossesOf.HEAD, LossesOf.HIT)})
     doubtful = counts.pop(DOUBTFUL, 0)
     counts["wrong-context" if _likely(losses, waits) else "unasked"] += doubtful
     dropped = counts.pop("lost-bonus?", 0)
-    counts["policy" if losses["again"] > dropped else "lost-bonus"] += dropped
+    counts["policy" if losses[Loss("again")] > dropped else "lost-bonus"] += dropped
     return Counter({name: count for name, count in counts.items() if count and name not in ("ahead", "level", "again")})
 
 
-def lost(losses: Counter[str]) -> tuple[int, int]:
+def lost(losses: Counter[Loss]) -> tuple[int, int]:
     """Return how many draft tokens were lost in many runs, and of how many that the script lets be accepted.
 
     Losses that may be a coincidence, so that `all_warnings` does not tell them, do not count.
 
-    >>> lost(Counter({"allowed": 9, "wrong-context": 2, "policy": 3}))
+    >>> lost(Counter({Loss("allowed"): 9, Loss("wrong-context"): 2, Loss("policy"): 3}))
     (2, 9)
-    >>> lost(Counter({"allowed": 999, "lost": 1})), lost(Counter({"head allowed": 9, "head rounds": 5}))
-    ((0, 999), (0, 9))
+    >>> lost(Counter({Loss("allowed"): 999, Loss("lost"): 1}))
+    (0, 999)
+    >>> lost(Counter({Loss("allowed", LossesOf.HEAD): 9, Loss("rounds", LossesOf.HEAD): 5}))
+    (0, 9)
     """
-    counts, heads = settled(losses), sum(losses[f"head {name}"] for name in (*HEAD_LOSSES, "unnamed", "unclear"))
+    counts, head = settled(losses), _of_heads(losses, LossesOf.HEAD)
+    heads = sum(head[name] for name in (*HEAD_LOSSES, "unnamed", "unclear"))
     drafts = [sum(counts[kind] for kind in kinds) for kinds in _WARNINGS.values()]
     told = sum(count for count in drafts if count > 1 and count * _COINCIDENCES >= counts["allowed"])
-    return told + (heads if head_warnings(losses) else 0), counts["allowed"] + losses["head allowed"]
+    return told + (heads if head_warnings(losses) else 0), counts["allowed"] + head["allowed"]
 
 
-def draft_warnings(losses: Counter[str]) -> list[str]:
+def draft_warnings(losses: Counter[Loss]) -> list[str]:
     """One warning per way in which the draft side lost, with how much and what was seen; none where it lost nothing.
 
     Nor where that is one token, or less than one in `_COINCIDENCES`: where something that only fills up a row happens
@@ -864,16 +874,20 @@ def draft_warnings(losses: Counter[str]) -> list[str]:
     return warnings
 
 
-def head_warnings(losses: Counter[str]) -> list[str]:
+def _of_heads(losses: Counter[Loss], of: LossesOf) -> Counter[str]:
+    return Counter({loss.name: count for loss, count in losses.items() if loss.of is of})
+
+
+def head_warnings(losses: Counter[Loss]) -> list[str]:
     """One warning per kind of wrong input, the one that cost most first; none where inputs were right."""
-    counts = Counter({name.removeprefix("head "): n for name, n in losses.items() if name.startswith("head ")})
+    counts, hit = _of_heads(losses, LossesOf.HEAD), _of_heads(losses, LossesOf.HIT)
     # A state of another row and of an earlier call: whichever of the two is seen elsewhere.
-    doubtful = "stale" if counts["hit stale"] > counts["hit wrong-row"] else "wrong-row"
-    for prefix in ("", "hit "):
-        counts[f"{prefix}{doubtful}"] += counts.pop(f"{prefix}wrong-row?", 0)
+    doubtful = "stale" if hit["stale"] > hit["wrong-row"] else "wrong-row"
+    for named in (counts, hit):
+        named[doubtful] += named.pop("wrong-row?", 0)
     warnings: list[str] = []
-    for name in sorted(HEAD_LOSSES, key=lambda name: (-counts[name], -counts[f"hit {name}"])):
-        hits, lost = counts[f"hit {name}"], counts[name]
+    for name in sorted(HEAD_LOSSES, key=lambda name: (-counts[name], -hit[name])):
+        hits, lost = hit[name], counts[name]
         if hits > 1 and hits * 100 >= counts["rounds"]:
             said = f"{lost} of {counts['allowed']} draft tokens lost in {hits} of {counts['rounds']} rounds of a head: "
             said += f"{HEAD_LOSSES[name]}. This costs speed, not output"

@@ -86,7 +86,9 @@ def _read_elsewhere(view: QueryView, deviations: list[Deviation], due: set[int])
     whole = view.at + 1 - view.low
     if not view.labels.packed or view.labels.branches or shown <= due or len(shown) != whole:
         return deviations
-    if any(one.kind in ("torn-entry", "window") or one.origin == view.labels.never_fed for one in deviations):
+    if any(one.kind in ("torn-entry", "window") for one in deviations):
+        return deviations
+    if not all(view.labels.was_fed(view.request, at, view.call.number) for at in absent if at is not None):
         return deviations
     fed = {label.position for label in view.labels.of.values() if view.labels.same(label, view.request)}
     if not fed.issuperset(absent):

@@ -384,9 +384,9 @@ class Campaign:
     def store(self, finding: Finding, looked_into: bool = False) -> None:
         """Keep the case of a finding, unless it takes a look to know what the case needs."""
         if self.corpus and (looked_into or not self.lane.conditional):
-            symptom = finding.outcome.symptom
+            outcome = finding.outcome
             # A case that fails after other requests may fail without them, too; then it is stored as what it shows.
-            told = finding.fingerprint if symptom.startswith("state/") else symptom
+            told = finding.fingerprint if outcome.component == "state" else outcome.symptom
             name = finding.id if self.lane.conditional else told
             with guarded(self.result.internal, "render", finding.case):
                 self.corpus.store(stored_violation(self.result, finding, name), self.result.claims(finding.case))
@@ -459,7 +459,7 @@ class Campaign:
             self._set_aside(outcome, group)
         for finding in findings or ():
             self.add(finding, [outcome], looked_into=True)
-        if findings and outcome.symptom.startswith("state/"):
+        if findings and outcome.component == "state":
             self._told(outcome, findings[0])
         if findings is None:
             doubtful = replace(self._unsettled(outcome, UNREPEATED), standing="inconclusive")

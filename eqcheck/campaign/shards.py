@@ -41,8 +41,8 @@ from eqcheck.explanation.notice import InternalError, kind_of, note, with_kinds
 from eqcheck.explanation.records import Explanation, many
 from eqcheck.result.claims import Claim, Unreached
 from eqcheck.result.findings import Audit, Finding, Options
-from eqcheck.result.outcome import NearTie, Outcome
-from eqcheck.result.tally import Alike, Losing, Placed, Tally
+from eqcheck.result.outcome import DictatedRounds, DueDrafts, Loss, NearTie, Outcome
+from eqcheck.result.tally import Alike, Losing, Pair, Placed, ServedCase, Tally
 from eqcheck.sampling.exclusion import Exclusion
 from eqcheck.sampling.wealth import Wealth
 from eqcheck.store.casefile import case_of, read_json, write_whole
@@ -58,6 +58,7 @@ _OF_AUDIT = (  # fields of a part that are those of an audit
     *("lane", "families", "claimed_families", "version"),
     *("unsettled", "facts", "files", "drawing_s", "interrupted"),
 )
+_KEYED = ("alike", "tested", "lost", "served", "pairs", "dictated", "due", "losses")  # counters with records as keys
 FileName = Annotated[str, Meta(pattern=r"^[\w~][\w.~-]*\Z")]
 StoredName = Annotated[str, Meta(pattern=r"^(unclaimed/)?[\w~][\w.~-]*\Z")]
 
@@ -92,7 +93,7 @@ class Counts:
     exact: float
     prefix: float
     coverage: dict[str, int]
-    losses: dict[str, int]
+    losses: tuple[tuple[Loss, int], ...]
     observed: dict[str, int | float]
     lucky: dict[str, int]
     ties: int
@@ -101,12 +102,14 @@ class Counts:
     replayed: int
     failing: int
     slots: dict[str, int] = field(default_factory=dict)
-    served: dict[str, int] = field(default_factory=dict)
-    pairs: dict[str, int] = field(default_factory=dict)
+    served: tuple[tuple[ServedCase, int], ...] = ()
+    pairs: tuple[tuple[Pair, int], ...] = ()
     near_ties: tuple[NearTie, ...] = ()
     tested: tuple[tuple[Claim, int], ...] = ()
     placed: tuple[Placed, ...] = ()
     lost: tuple[tuple[Losing, int], ...] = ()
+    dictated: tuple[tuple[DictatedRounds, int], ...] = ()
+    due: tuple[tuple[DueDrafts, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ def part_of(audit: Audit) -> LaneResults:
     """The result of one lane of a shard, as data."""
     tally = audit.tally
     counts = {name.name: getattr(tally, name.name) for name in fields(Tally)}
-    counts |= {name: tuple(getattr(tally, name).items()) for name in ("alike", "tested", "lost")}
+    counts |= {name: tuple(getattr(tally, name).items()) for name in _KEYED}
     counts |= {"fingerprints": tuple(sorted(tally.fingerprints))}
     rest = [name.name for name in fields(Finding) if name.name != "outcome"]
     return LaneResults(
@@ -217,10 +220,8 @@ def finding_of(seen: OutcomeRecord, rest: Mapping[str, Any]) -> Finding:
 def tally_of(counts: Counts) -> Tally:
     """The tally that was written as data."""
     given = {one.name: getattr(counts, one.name) for one in fields(Tally)}
-    given |= {
-        name: Counter(given[name]) for name in ("coverage", "losses", "observed", "lucky", "slots", "served", "pairs")
-    }
-    given |= {name: Counter(dict(getattr(counts, name))) for name in ("alike", "tested", "lost")}
+    given |= {name: Counter(given[name]) for name in ("coverage", "observed", "lucky", "slots")}
+    given |= {name: Counter(dict(getattr(counts, name))) for name in _KEYED}
     return Tally(**{**given, "fingerprints": set(counts.fingerprints)})
 
 

@@ -26,26 +26,26 @@ from eqcheck.case.engine import EngineCase
 from eqcheck.case.sampling import SampledEngineCase
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.construction.function import Function
-from eqcheck.result.tally import DUE_DRAWN, DUE_SAMPLED
+from eqcheck.result.outcome import DraftsThat, DueBy, DueDrafts, DuePlace
 from eqcheck.sampling.laws import Floats, SampledRow
 
-DUE, ACCEPTED = "due", "accepted"
 _ROWS = ((1, "1"), (3, "2-3"), (8, "4-8"))
+_SAMPLED = DuePlace(DueBy.SAMPLED)
 _PLACES = 4  # rows from this number on are counted as one
 
 
-def accepted(case: EngineCase, outputs: Sequence[Sequence[int]], observed: Mapping[str, Any]) -> Counter[str]:
-    """Draft tokens that are `DUE` and `ACCEPTED`, by ``batch`` (its rows), ``row`` and ``position`` in a round.
+def accepted(case: EngineCase, outputs: Sequence[Sequence[int]], observed: Mapping[str, Any]) -> Counter[DueDrafts]:
+    """Count the draft tokens that are due and accepted, by the rows of the batch, by row, and by position in a round.
 
     For cases whose outputs are right. ``observed`` is what the engine told: ``rounds``, ``accepted_of_rows``, or
     ``accepted`` of the case. Empty where nothing is known of the draft: it is no built one, blocks or a budget may cut
     its tokens off, or an option changes scores, which some engines apply to the draft, too.
     """
-    pair, counts = checkpoint(case.checkpoint), Counter[str]()
+    pair, counts = checkpoint(case.checkpoint), Counter[DueDrafts]()
     if pair.built is None or not _known(case, observed):
         return counts
     rounds, by_row = (_of_rows(observed.get(name), len(outputs)) for name in ("rounds", "accepted_of_rows"))
-    batch = "batch " + next((name for most, name in _ROWS if len(case.rows) <= most), "9+")
+    batch = DuePlace(DueBy.BATCH, next((name for most, name in _ROWS if len(case.rows) <= most), "9+"))
     agreed = [_agreed(pair.built[1].function, case, row, output) for row, output in enumerate(outputs)]
     if rounds is not None:
         for row, own in enumerate(rounds):
@@ -63,10 +63,10 @@ def accepted(case: EngineCase, outputs: Sequence[Sequence[int]], observed: Mappi
     return +counts
 
 
-def _count_round(counts: Counter[str], names: tuple[str, ...], due: int, seen: int) -> None:
+def _count_round(counts: Counter[DueDrafts], places: tuple[DuePlace, ...], due: int, seen: int) -> None:
     """Count each draft token that was due in a round, and whether it was among the first ``seen``."""
     for place in range(due):
-        _count(counts, (*names, f"position {place + 1}"), 1, int(place < seen))
+        _count(counts, (*places, DuePlace(DueBy.POSITION, str(place + 1))), 1, int(place < seen))
 
 
 def _known(case: EngineCase, observed: Mapping[str, Any]) -> bool:
@@ -77,13 +77,13 @@ def _known(case: EngineCase, observed: Mapping[str, Any]) -> bool:
 
 def accepted_of_sampled(
     case: SampledEngineCase, rounds: Any, rows: Mapping[int, SampledRow], drafts: Mapping[int, Floats]
-) -> Counter[str]:
+) -> Counter[DueDrafts]:
     """The same of the sampled rows of an engine that tells its ``rounds``, with the rounds whose drafts were drawn.
 
     ``drafts`` has by row the draft's laws ``[n, V]`` at each new token, before the options of the row. Rounds in which
     rounding may decide the draft's likeliest token say nothing.
     """
-    counts, told, k = Counter[str](), _of_rows(rounds, len(case.rows)), case.num_draft_tokens
+    counts, told, k = Counter[DueDrafts](), _of_rows(rounds, len(case.rows)), case.num_draft_tokens
     if case.drafting != "model" or told is None or any(map(_changed, case.options)):
         return counts
     for row, law in drafts.items():
@@ -93,8 +93,8 @@ def accepted_of_sampled(
         for start, _, end in told[row]:
             if 0 < start < len(agreed) - k and clear[start : start + k].all():
                 seen = end - start - 1
-                counts[DUE_DRAWN] += seen > agreed[start]
-                _count(counts, (DUE_SAMPLED,), agreed[start], min(seen, agreed[start]))
+                counts[DueDrafts(_SAMPLED, DraftsThat.DRAWN)] += seen > agreed[start]
+                _count(counts, (_SAMPLED,), agreed[start], min(seen, agreed[start]))
     return +counts
 
 
@@ -105,14 +105,14 @@ def _of_rows(told: Any, rows: int) -> Any:
     return told if fits and all(isinstance(one, list | tuple) and len(one) == 3 for one in rounds) else None
 
 
-def _count(counts: Counter[str], names: tuple[str, ...], due: int, seen: int) -> None:
-    for name in names:
-        counts[f"{name} {DUE}"] += due
-        counts[f"{name} {ACCEPTED}"] += seen
+def _count(counts: Counter[DueDrafts], places: tuple[DuePlace, ...], due: int, seen: int) -> None:
+    for place in places:
+        counts[DueDrafts(place, DraftsThat.DUE)] += due
+        counts[DueDrafts(place, DraftsThat.ACCEPTED)] += seen
 
 
-def _row(row: int) -> str:
-    return f"row {row}" if row < _PLACES else f"row {_PLACES}+"
+def _row(row: int) -> DuePlace:
+    return DuePlace(DueBy.ROW, str(row) if row < _PLACES else f"{_PLACES}+")
 
 
 def _unclear(options: Any) -> bool:

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.judge import truth
+from eqcheck.result.outcome import DictatedRounds, RoundsThat
 
-ASKED, PLAYED, OTHERS, FEWER = "asked", "played", "others", "fewer"  # counts of rounds
+ASKED, PLAYED, OTHERS, FEWER = map(DictatedRounds, RoundsThat)  # the keys of counts of all rounds
 _EOS_EVERY = 3  # of the wrong tokens of a row with EOS ids, every so many is one
 
 Drafts = tuple[tuple[int, ...], ...]
@@ -99,16 +100,18 @@ def asked(case: EngineCase, row: int, output: Sequence[int]) -> Iterator[AskedRo
         start = end
 
 
-def played(case: EngineCase, outputs: Sequence[Sequence[int]], rounds: Sequence[Seen]) -> tuple[Counter[str], set[str]]:
+def played(
+    case: EngineCase, outputs: Sequence[Sequence[int]], rounds: Sequence[Seen]
+) -> tuple[Counter[DictatedRounds], set[str]]:
     """Hold the rounds that an engine tells against the rounds asked for: counts by name, and what was exercised.
 
-    ``A/K asked`` and ``A/K played`` count the rounds in which A of K draft tokens were to be accepted, `ASKED` and
-    `PLAYED` all of them; rounds that the row's limit leaves no room for are not counted. A round in which the engine
+    Rounds are counted by how many of K draft tokens were to be accepted, and under `ASKED` and `PLAYED` all of them;
+    rounds that the row's limit leaves no room for are not counted. A round in which the engine
     was given `OTHERS` than the dictated tokens is the fault of what hands them over. In one with `FEWER` new tokens
     than its drafts allow, right draft tokens were lost; with few blocks or a small budget an engine may be unable to
     verify them all.
     """
-    counts, coverage = Counter[str](), set[str]()
+    counts, coverage = Counter[DictatedRounds](), set[str]()
     k, lengths = case.num_draft_tokens, list[list[int]]()
     for row, output in enumerate(outputs):
         given = {start: (list(tokens), end) for start, tokens, end in rounds[row]}
@@ -117,10 +120,10 @@ def played(case: EngineCase, outputs: Sequence[Sequence[int]], rounds: Sequence[
         for turn in asked(case, row, output):
             # A round that the engine tells nothing of was asked for, and not played.
             tokens, end = given.get(turn.start, ([], -1))
-            names = _counted(turn, k, case.rows[row])
-            counts.update(f"{name}{ASKED}" for name in names)
+            counted = turn.whole and turn.start + k < case.rows[row].options.max_new_tokens
+            counts.update(_named(ASKED, turn, k, counted))
             if tokens == list(right[turn.start : turn.start + k]) and end == turn.end:
-                counts.update(f"{name}{PLAYED}" for name in names)
+                counts.update(_named(PLAYED, turn, k, counted))
                 coverage |= _exercised(turn, k, tokens, output, case.rows[row])
         whole = case.token_budget is None and case.kv_blocks is None
         for start, (tokens, end) in given.items():
@@ -134,9 +137,9 @@ def played(case: EngineCase, outputs: Sequence[Sequence[int]], rounds: Sequence[
     return +counts, coverage | {name for name, holds in checks.items() if holds}
 
 
-def _counted(turn: AskedRound, k: int, row: EngineRow) -> tuple[str, ...]:
-    """The beginnings of the names that a round counts under; none near the row's limit, where less may be proposed."""
-    return (f"{turn.accepted}/{k} ", "") if turn.whole and turn.start + k < row.options.max_new_tokens else ()
+def _named(rounds: DictatedRounds, turn: AskedRound, k: int, counted: bool) -> list[DictatedRounds]:
+    """What a round counts under; nothing near the row's limit, where an engine may propose less."""
+    return [rounds, rounds._replace(accepted=turn.accepted, of=k)] if counted else []
 
 
 def _exercised(turn: AskedRound, k: int, tokens: list[int], output: Sequence[int], row: EngineRow) -> set[str]:

@@ -118,22 +118,17 @@ _COUNTS = ("drafted", "accepted", "preemptions", "prefix_hits", "late_rows", "co
 _MOST = 2**53  # a count that is larger is none
 
 
-def observed_of(told: Any, rows: int, ours: tuple[str, ...] = ()) -> dict[str, Any]:
+def observed_of(told: Any, rows: int) -> dict[str, Any]:
     """Return what was ``told`` beside the answer to so many ``rows``, without what has another shape: it says nothing.
 
     The judge takes counts and rounds as they are, and an engine that tells something else is not wrong in its tokens.
-    Names that begin with one of ``ours`` are eqcheck's own.
 
     >>> observed_of({"drafted": 8, "accepted": None, "rounds": [[[1, [5], 3]]]}, 1)
     {'drafted': 8, 'rounds': [[[1, [5], 3]]]}
     """
     if not isinstance(told, Mapping):
         return {}
-    return {
-        name: value
-        for name, value in told.items()
-        if isinstance(name, str) and not name.startswith(ours) and _fits(name, value, rows)
-    }
+    return {name: value for name, value in told.items() if isinstance(name, str) and _fits(name, value, rows)}
 
 
 def _fits(name: str, value: Any, rows: int) -> bool:

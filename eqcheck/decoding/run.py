@@ -123,7 +123,7 @@ class ScriptedRound(NamedTuple):
 
     accepted: int
     emitted: int
-    ends: str = ""  # "eos inside the block", "eos not drafted", "limit"
+    ends: str = ""  # "eos-inside-the-block", "eos-not-drafted", "limit"
 
 
 class Schedule:
@@ -169,7 +169,7 @@ class Schedule:
             accepted = self.accepted(row, at, case.nodes(row, len(rounds)) or chain(case.num_draft_tokens))
             emitted = min(accepted + 1, needed - at)
             at += emitted
-            drafted = "eos inside the block" if emitted <= accepted else "eos not drafted"
+            drafted = "eos-inside-the-block" if emitted <= accepted else "eos-not-drafted"
             ends = drafted if tokens[-1] in case.eos_token_ids else "limit"
             rounds.append(ScriptedRound(accepted, emitted, ends if at == needed else ""))
         return rounds

@@ -272,12 +272,12 @@ def _related(choose: Choices, prompts: list[Prompt], ids: int, equal_lengths: bo
         prompts[row] = (*prompts[row][:place], special, *prompts[row][place + 1 :])
     if len(prompts) < 2:
         return prompts
-    relation = choose.pick(("none",) * 9 + ("equal", "beginning", "begins alike"))
+    relation = choose.pick(("none",) * 9 + ("equal", "beginning", "begins-alike"))
     if relation != "none":
         one = choose.integer(0, len(prompts) - 2)
         other = choose.integer(one + 1, len(prompts) - 1)
         first, second = prompts[one], prompts[other]
-        if relation == "begins alike":
+        if relation == "begins-alike":
             shared = choose.integer(1, min(len(first), len(second)))
             prompts[other] = first[:shared] + second[shared:]
         elif relation == "beginning" and len(first) > 1 and not equal_lengths:
@@ -289,17 +289,17 @@ def _related(choose: Choices, prompts: list[Prompt], ids: int, equal_lengths: bo
 
 def _coming_later(choose: Choices, prompts: list[Prompt], claims: Claims, bounds: Bounds) -> list[Prompt]:
     """Prompts of rows that come later, which may be served what a cache holds of earlier ones: they may be alike."""
-    alike = ("equal", "all but the last", "beginning of blocks", *("blocks behind another",) * 3)
+    alike = ("equal", "all-but-the-last", "beginning-of-blocks", *("blocks-behind-another",) * 3)
     relation = choose.pick(("none",) * 2 + alike) if len(prompts) > 1 else "none"
     if relation == "none":
         return prompts
     other, ids = choose.integer(1, len(prompts) - 1), _ids(claims.requires)
     if relation == "equal":
         return [*prompts[:other], prompts[other - 1], *prompts[other + 1 :]]
-    if relation == "all but the last":
+    if relation == "all-but-the-last":
         *begin, last = prompts[other - 1]
         return [*prompts[:other], (*begin, (last + choose.integer(1, ids - 1)) % ids), *prompts[other + 1 :]]
-    return _behind_blocks(choose, prompts, ids, bounds.prompt, other if relation == "blocks behind another" else None)
+    return _behind_blocks(choose, prompts, ids, bounds.prompt, other if relation == "blocks-behind-another" else None)
 
 
 def _behind_blocks(choose: Choices, prompts: list[Prompt], ids: int, most: int, other: int | None) -> list[Prompt]:
@@ -413,12 +413,12 @@ def _cancels(choose: Choices, rows: int, limit: int) -> tuple[int, ...]:
 
 
 def _stop(choose: Choices, prompt: Prompt, new: Prompt) -> tuple[Prompt, ...]:
-    kind = choose.pick(("emitted", "emitted", "begun before", "of the prompt", "across", "none"))
+    kind = choose.pick(("emitted", "emitted", "begun-before", "of-the-prompt", "across", "none"))
     start = choose.integer(0, len(new) - 1)
     stop = new[start : start + choose.integer(1, 4)]
-    if kind == "begun before" and start:  # the tokens before the match begin another stop sequence, which is left open
+    if kind == "begun-before" and start:  # the tokens before the match begin another stop sequence, which is left open
         return ((*new[start - 1 : start + 1], (new[start] + 1) % VOCAB_SIZE), stop)
-    inside = {"of the prompt": (prompt[-2:],), "across": ((*prompt[-1:], new[0]),), "none": ()}
+    inside = {"of-the-prompt": (prompt[-2:],), "across": ((*prompt[-1:], new[0]),), "none": ()}
     return inside.get(kind, (stop,))
 
 

@@ -342,14 +342,13 @@ def _written_over(facts: Mapping[str, int | str]) -> dict[str, str]:
     own = kind.removeprefix("other-")
     tokens = list(dict.fromkeys(str(facts["over_tokens"]).split()))
     of = "of the row" if own == kind else f"of row {facts['over_row']}"
-    by = held_within(kind, None, None)
+    by, several = held_within(kind, None, None), len(str(facts["over_slots"]).split()) > 1
     if own == "token":
         by = f"{_Numbers(facts['over_places']):position..} {of}"
     elif own in _HELD:
-        several = len(str(facts["over_slots"]).split()) > 1
         by = f"{'' if several else 'a '}{'rejected ' if own == 'draft' else ''}draft token{'s' * several} {of}"
     shown = f" (token{'s' * (len(tokens) > 1)} {', '.join(tokens[:8])}{', ...' if len(tokens) > 8 else ''})"
-    was, holds = ("were", "hold") if " " in str(facts["over_slots"]) else ("was", "holds")
+    was, holds = ("were", "hold") if several else ("was", "holds")
     return {"over_was": was, "over_holds": holds, "over_by": by + shown}
 
 
@@ -575,9 +574,17 @@ def needs_words(needs: Sequence[str] | None) -> str:
     """
     if needs is None:
         return ""
-    names = ["many rows" if name == "many-rows" else name for name in needs]
-    *begin, last = names or [""]
-    return f"needs {', '.join(begin)} and {last}" if begin else f"needs {last}" if last else "default settings"
+    return f"needs {needs_named(needs)}" if needs else needs_named(needs)
+
+
+def needs_named(needs: Sequence[str]) -> str:
+    """Name the options that a minimised case needs, without a verb.
+
+    >>> needs_named(("token-budget", "many-rows"))
+    'token-budget and many rows'
+    """
+    *begin, last = ["many rows" if name == "many-rows" else name for name in needs] or ["default settings"]
+    return f"{', '.join(begin)} and {last}" if begin else last
 
 
 def plain_words(plain: str) -> str:
@@ -599,7 +606,7 @@ def say(d: Deviation) -> str:
     >>> say(Deviation("position", "query-position", 3, 0, 1, token_position=5, expected=5, observed=7))
     "the query's position id is 7, but must be 5"
     """
-    if d.origin == "blank":
+    if d.source == "blank":
         return f"slot {d.slot} was never written and is attended"
     slot = f"slot {d.slot}"
     if d.source == "masked-pad":
@@ -642,7 +649,7 @@ def _alike(d: Deviation) -> object:
         return d.kind, d.origin
     if d.kind == "token-hidden":
         return d.kind
-    if d.kind in ("stale-entry", "pad-visible", "wrong-row") and d.origin != "blank":
+    if d.kind in ("stale-entry", "pad-visible", "wrong-row") and d.source != "blank":
         known = d.source in ("draft", "pad", "masked-pad", "other-token")
         return (d.kind, d.source, d.of_row) if known else None
     return None

@@ -225,11 +225,11 @@ class Lengths:
             self.won[name] += [(row, second)] if first is row else []
 
 
-def ends_so(edit: str, row: Row, plain: Row) -> bool:
+def ends_so(length: str, row: Row, plain: Row) -> bool:
     """Return whether a greedy row ends before or after the plain server's same row. Sampled ones do by chance."""
     if row.asked.temperature:
         return False
-    shorter, longer = (row, plain) if edit == SHORTEST else (plain, row)
+    shorter, longer = (row, plain) if length == SHORTEST else (plain, row)
     return len(shorter.answer.tokens) < len(longer.answer.tokens) and _alike([row, plain])
 
 

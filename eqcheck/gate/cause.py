@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -25,25 +26,56 @@ MOST = 0.5  # of the wrong tokens an edit has to give
 ALONE = 0.9  # of the wrong tokens that have a right one behind them
 FEW = 12  # tokens are too few to tell
 ASKED_AGAIN, TIMES = 8, 3  # rows, and how often each
-AGAIN, SERVES_DRAFT, LOSSY = "again", "serves draft", "lossy"
-"""Edits of causes that have none: seen when rows are asked again, seen wherever draft and target differ, and seen in
-the ranks and gaps of wrong tokens."""
+
+
+class Sign(Enum):
+    """Say by what a cause is known that no edit of the context shows.
+
+    By rows that are asked again, by places where draft and target differ, by the ranks and gaps of wrong tokens.
+    """
+
+    AGAIN = "again"
+    SERVES_DRAFT = "serves draft"
+    LOSSY = "lossy"
+
+
+class Change(Enum):
+    """Say what an edit does with the context before a wrong token."""
+
+    WITHOUT = "without"
+    TWICE = "twice"
+    DRAFT = "draft"
+    DRAFTS = "drafts"
+    ROW = "row"
+    INPUT = "input"
+    BLOCK = "block"
+    BEHIND = "behind"
+
+
+class ContextEdit(NamedTuple):
+    """An edit of the context: what changes, and the number of the token, of the block or of the other request."""
+
+    change: Change
+    number: int = 0
 
 
 @dataclass(frozen=True)
 class EditCause:
     """A component and a kind, with the facts: the edit, how many of how many wrong tokens it gives, the chance of that.
 
-    ``edit`` is empty where the cause is read from the tokens themselves.
+    ``edit`` is None where the cause is read from the tokens themselves; then ``sign`` may say by what. ``length`` is
+    the bet on lengths that was won, one of `eqcheck.gate.bets.LENGTHS`.
     """
 
     component: str
     kind: str
-    edit: str = ""
+    edit: ContextEdit | None = None
     given: int = 0
     of: int = 0
     chance: float = 1.0
     by_draft: tuple[int, int] | None = None  # of the wrong tokens so many of so many are the draft's own choice
+    sign: Sign | None = None
+    length: str = ""
 
     @property
     def fingerprint(self) -> str:
@@ -52,15 +84,15 @@ class EditCause:
 
 
 UNATTRIBUTED = EditCause("unattributed", "unattributed")
-EDITS: Mapping[str, tuple[str, str]] = {
-    "without": ("cache", "missing-entry"),
-    "twice": ("cache", "duplicate-entry"),
-    "draft": ("cache", "stale-entry"),
-    "drafts": ("cache", "stale-entry"),
-    "row": ("cache", "wrong-row"),
-    "input": ("cache", "wrong-row"),
-    "block": ("cache", "missing-entry"),
-    "behind": ("cache", "missing-entry"),
+KINDS_OF: Mapping[Change, tuple[str, str]] = {
+    Change.WITHOUT: ("cache", "missing-entry"),
+    Change.TWICE: ("cache", "duplicate-entry"),
+    Change.DRAFT: ("cache", "stale-entry"),
+    Change.DRAFTS: ("cache", "stale-entry"),
+    Change.ROW: ("cache", "wrong-row"),
+    Change.INPUT: ("cache", "wrong-row"),
+    Change.BLOCK: ("cache", "missing-entry"),
+    Change.BEHIND: ("cache", "missing-entry"),
 }
 
 
@@ -71,21 +103,21 @@ def cause(gate: Gate, wrong: Sequence[Row]) -> EditCause:
         return UNATTRIBUTED
     kept, chances = _follows_draft(gate)
     if chances >= FEW and kept > ALONE * chances:
-        return EditCause("unattributed", "unattributed", SERVES_DRAFT, kept, chances)
-    hits: dict[str, int] = {}
+        return EditCause("unattributed", "unattributed", given=kept, of=chances, sign=Sign.SERVES_DRAFT)
+    hits: dict[ContextEdit, int] = {}
     tried = 0
     for row, edits in ((row, list(_edits(gate, row))) for row in looked_at):
         at = row.beyond(gate.threshold)
         assert at is not None
         emitted = gate.plain.each(gate.plain.complete, [Wanted(context, 1) for _, context in edits], 16)
         given = [
-            name
-            for (name, _), answer in zip(edits, emitted, strict=True)
+            edit
+            for (edit, _), answer in zip(edits, emitted, strict=True)
             if answer.tokens[:1] == row.answer.tokens[at : at + 1]
         ]
-        tried += len({name for name, _ in edits})
-        for name in dict.fromkeys(given):
-            hits[name] = hits.get(name, 0) + 1
+        tried += len({edit for edit, _ in edits})
+        for edit in dict.fromkeys(given):
+            hits[edit] = hits.get(edit, 0) + 1
     leading = _leading(hits, len(looked_at), tried)
     return leading if leading.edit else _lossy(gate) or _single(gate, looked_at) or UNATTRIBUTED
 
@@ -100,7 +132,10 @@ def _lossy(gate: Gate) -> EditCause | None:
     by_context = seconds.wrong * math.log10(BY_CONTEXT)
     if not seconds.all_second or max(seconds.log10_chance, seconds.log10_limit, by_context) > math.log10(CHANCE):
         return None
-    return EditCause("bookkeeping", "over-accept", LOSSY, seconds.second, seconds.wrong, 10**seconds.log10_limit)
+    chance = 10**seconds.log10_limit
+    return EditCause(
+        "bookkeeping", "over-accept", given=seconds.second, of=seconds.wrong, chance=chance, sign=Sign.LOSSY
+    )
 
 
 def _single(gate: Gate, rows: Sequence[Row]) -> EditCause | None:
@@ -140,7 +175,7 @@ def _single(gate: Gate, rows: Sequence[Row]) -> EditCause | None:
     asked = rows[:ASKED_AGAIN]
     differing = sum(_differs(gate, row) for row in asked)
     if 2 * differing > len(asked):
-        return EditCause("unattributed", "unattributed", AGAIN, differing, len(asked))
+        return EditCause("unattributed", "unattributed", given=differing, of=len(asked), sign=Sign.AGAIN)
     known = (sum(of_draft), len(of_draft)) if of_draft else None
     return EditCause("bookkeeping", "wrong-correction", given=alone, of=len(followed), chance=0.0, by_draft=known)
 
@@ -169,8 +204,8 @@ def _differs(gate: Gate, row: Row) -> bool:
     )
 
 
-def _edits(gate: Gate, row: Row) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield names of edits, each with the edited context before the row's first wrong token."""
+def _edits(gate: Gate, row: Row) -> Iterator[tuple[ContextEdit, tuple[int, ...]]]:
+    """Yield edits, each with the edited context before the row's first wrong token."""
     at = row.beyond(gate.threshold)
     assert at is not None
     context = (*row.answer.prompt, *row.answer.tokens[:at])
@@ -178,8 +213,8 @@ def _edits(gate: Gate, row: Row) -> Iterator[tuple[str, tuple[int, ...]]]:
     for back in range(2, NEAR + 1):  # the last token itself is fed to the model
         if last - back > 0:
             place = last - back
-            yield f"without {back - 1}", (*context[:place], *context[place + 1 :])
-            yield f"twice {back - 1}", (*context[: place + 1], *context[place:])
+            yield ContextEdit(Change.WITHOUT, back - 1), (*context[:place], *context[place + 1 :])
+            yield ContextEdit(Change.TWICE, back - 1), (*context[: place + 1], *context[place:])
     for back in range(1, NEAR + 1):
         number = at - back
         if number >= 0:
@@ -188,21 +223,22 @@ def _edits(gate: Gate, row: Row) -> Iterator[tuple[str, tuple[int, ...]]]:
             other = [one for one in likely if one != row.answer.tokens[number]]
             place = last - back
             for token in other[:1]:
-                yield f"draft {back}", (*context[:place], token, *context[place:])
+                yield ContextEdit(Change.DRAFT, back), (*context[:place], token, *context[place:])
     if row.by_draft and (kept := list(_with_rejected(row, at))) != list(row.answer.tokens[:at]):
-        yield "drafts 0", (*row.answer.prompt, *kept)
+        yield ContextEdit(Change.DRAFTS), (*row.answer.prompt, *kept)
     # The sizes of the server's pages and windows are not known: pages of one size are tried, and windows of four.
     for number in range((last - 1) // BLOCK):
-        yield f"block {number}", (*context[: number * BLOCK], *context[(number + 1) * BLOCK :])
+        yield ContextEdit(Change.BLOCK, number), (*context[: number * BLOCK], *context[(number + 1) * BLOCK :])
     for size in (BLOCK, 2 * BLOCK, 4 * BLOCK, 8 * BLOCK):
         if size < last - BLOCK:  # else it is the first block that is left out
-            yield f"behind {size}", context[-size:]
+            yield ContextEdit(Change.BEHIND, size), context[-size:]
     for other_row in gate.rows:
         if other_row is not row and abs(other_row.request - row.request) == 1 and other_row.concurrency > 1:
             its = (*other_row.answer.prompt, *other_row.answer.tokens)[: last - 1]
-            yield f"row {other_row.request - row.request:+d}", (*its, context[-1])
+            yield ContextEdit(Change.ROW, other_row.request - row.request), (*its, context[-1])
             if at and other_row.answer.tokens[at - 1 : at]:
-                yield f"input {other_row.request - row.request:+d}", (*context[:-1], other_row.answer.tokens[at - 1])
+                edit = ContextEdit(Change.INPUT, other_row.request - row.request)
+                yield edit, (*context[:-1], other_row.answer.tokens[at - 1])
 
 
 def _with_rejected(row: Row, at: int) -> Iterator[int]:
@@ -213,13 +249,13 @@ def _with_rejected(row: Row, at: int) -> Iterator[int]:
         yield place.token
 
 
-def _leading(hits: Mapping[str, int], of: int, tried: int) -> EditCause:
+def _leading(hits: Mapping[ContextEdit, int], of: int, tried: int) -> EditCause:
     """Return the edit that gives most wrong tokens, if that is beyond chance; other edits give the rate of chance."""
     if not hits:
         return UNATTRIBUTED
-    best = max(hits, key=lambda name: hits[name])
-    (component, kind), count = _kind(best), hits[best]
-    others = [value for name, value in hits.items() if _kind(name) != (component, kind)]
+    best = max(hits, key=lambda edit: hits[edit])
+    (component, kind), count = KINDS_OF[best.change], hits[best]
+    others = [value for edit, value in hits.items() if KINDS_OF[edit.change] != (component, kind)]
     # Edits of other kinds give the token by chance alone, so their hits are the rate of chance. One more is counted,
     # because no hit in a few tries does not prove a rate of 0, at which any single hit would be beyond chance. Below 1,
     # so that the tail stays a probability; at 0.9 even 24 hits of 24 have a chance of 0.08, and nothing is named.
@@ -231,33 +267,46 @@ def _leading(hits: Mapping[str, int], of: int, tried: int) -> EditCause:
     )
 
 
-def _kind(edit: str) -> tuple[str, str]:
-    return EDITS[edit.partition(" ")[0]]
-
-
 # Count wrong rows for each condition and value, and find the condition that tells most.
 
 Counts: TypeAlias = "Mapping[str, Mapping[str, Sequence[int]]]"
 BY_CHANCE = 0.01  # a condition is named if chance gathers wrong rows there more rarely
 SHARED = 16  # tokens of a beginning that may be in a cache of prefixes
 FIRST = 32  # requests
-CONCURRENCY, SINCE = "concurrency", "tokens since the last rejected draft"
 FAR = 5  # tokens
-_CONDITIONS: Mapping[str, Callable[[Gate, Row], str]] = {
-    CONCURRENCY: lambda gate, row: str(row.concurrency),
-    "place in the chunk": lambda gate, row: "first" if not row.place else "later",
-    "prompt": lambda gate, row: gate.prompt_kinds[row.request % len(gate.prompt_kinds)],
-    "prompt length modulo 16": lambda gate, row: str(len(row.answer.prompt) % 16),
-    f"begins with {SHARED} tokens of an earlier prompt": lambda gate, row: _yes(_begun(gate, row)),
-    "request": lambda gate, row: f"first {FIRST}" if row.request < FIRST else "later",
-    "beside sampled rows": lambda gate, row: _yes(row.beside),
-    "has a stop": lambda gate, row: _yes(bool(row.asked.stops)),
-    "ends by": lambda gate, row: reason if (reason := row.answer.finish_reason) in ("stop", "length") else "other",
+YES, NO, NONE_BEFORE = "yes", "no", "none before"  # values of conditions
+
+
+class Condition(Enum):
+    """A condition that wrong rows may share; its value is its name in the report."""
+
+    CONCURRENCY = "concurrency"
+    PLACE = "place in the chunk"
+    PROMPT = "prompt"
+    LENGTH = "prompt length modulo 16"
+    BEGINS = "begins with 16 tokens of an earlier prompt"
+    REQUEST = "request"
+    BESIDE = "beside sampled rows"
+    STOP = "has a stop"
+    ENDS = "ends by"
+    SINCE = "tokens since the last rejected draft"
+
+
+_CONDITIONS: Mapping[Condition, Callable[[Gate, Row], str]] = {
+    Condition.CONCURRENCY: lambda gate, row: str(row.concurrency),
+    Condition.PLACE: lambda gate, row: "first" if not row.place else "later",
+    Condition.PROMPT: lambda gate, row: gate.prompt_kinds[row.request % len(gate.prompt_kinds)],
+    Condition.LENGTH: lambda gate, row: str(len(row.answer.prompt) % 16),
+    Condition.BEGINS: lambda gate, row: _yes(_begun(gate, row)),
+    Condition.REQUEST: lambda gate, row: f"first {FIRST}" if row.request < FIRST else "later",
+    Condition.BESIDE: lambda gate, row: _yes(row.beside),
+    Condition.STOP: lambda gate, row: _yes(bool(row.asked.stops)),
+    Condition.ENDS: lambda gate, row: reason if (reason := row.answer.finish_reason) in ("stop", "length") else "other",
 }
 
 
 def _yes(true: bool) -> str:
-    return "yes" if true else "no"
+    return YES if true else NO
 
 
 def _begun(gate: Gate, row: Row) -> bool:
@@ -269,18 +318,18 @@ def _begun(gate: Gate, row: Row) -> bool:
 def conditions_of(gate: Gate, rows: Sequence[Row]) -> dict[str, dict[str, list[int]]]:
     """Count for each condition with several values, and each value, how many of the rows are wrong, of how many.
 
-    Under `SINCE` first wrong tokens are counted, of all tokens up to them.
+    Under `Condition.SINCE` first wrong tokens are counted, of all tokens up to them.
     """
     wrong, table = {id(row) for row in rows}, dict[str, dict[str, list[int]]]()
     sampled = any(row.asked.temperature for row in rows)
-    for name, value_of in _CONDITIONS.items():
+    for condition, value_of in _CONDITIONS.items():
         counts: dict[str, list[int]] = {}
         for row in gate.rows:
             if sampled or not row.asked.temperature:
                 count = counts.setdefault(value_of(gate, row), [0, 0])
                 count[0], count[1] = count[0] + (id(row) in wrong), count[1] + 1
-        table[name] = counts
-    table[SINCE] = _since_rejection(gate, wrong)
+        table[condition.value] = counts
+    table[Condition.SINCE.value] = _since_rejection(gate, wrong)
     ordered = {name: sorted(counts.items(), key=lambda pair: (len(pair[0]), pair[0])) for name, counts in table.items()}
     return {name: dict(counts) for name, counts in ordered.items() if len(counts) > 1}
 
@@ -292,7 +341,7 @@ def _since_rejection(gate: Gate, wrong: Collection[int]) -> dict[str, list[int]]
         first, since = row.beyond(gate.threshold) if id(row) in wrong else None, 0
         seen = () if row.asked.temperature or not row.by_draft else zip(row.places, row.by_draft, strict=True)
         for at, (place, by_draft) in enumerate(seen):
-            value = "none before" if not since else str(since) if since < FAR else f"{FAR} or more"
+            value = NONE_BEFORE if not since else str(since) if since < FAR else f"{FAR} or more"
             count = counts.setdefault(value, [0, 0])
             count[0], count[1] = count[0] + (at == first), count[1] + 1
             if at == first:
@@ -304,7 +353,7 @@ def _since_rejection(gate: Gate, wrong: Collection[int]) -> dict[str, list[int]]
 class Telling(NamedTuple):
     """A condition and its values at which more rows are wrong than otherwise."""
 
-    name: str
+    condition: Condition
     values: tuple[str, ...]
     wrong: int
     rows: int
@@ -315,26 +364,28 @@ class Telling(NamedTuple):
 def telling(conditions: Counts) -> Telling | None:
     """Return the condition under which wrong rows are most unlikely to gather by chance, or None.
 
-    Of `CONCURRENCY` a value and all above it are taken together, too. Chance is the tail of the hypergeometric
-    distribution, times the number of choices.
+    Of `Condition.CONCURRENCY` a value and all above it are taken together, too. Chance is the tail of the
+    hypergeometric distribution, times the number of choices.
 
-    >>> telling({"concurrency": {"1": [0, 40], "4": [29, 30], "16": [20, 20]}, "request": {"later": [49, 90]}})
-    Telling(name='concurrency', values=('4', '16'), wrong=49, rows=50, other_wrong=0, other_rows=40)
+    >>> telling({"concurrency": {"1": [0, 40], "4": [29, 30], "16": [20, 20]}, "request": {"later": [49, 90]}})[1:]
+    (('4', '16'), 49, 50, 0, 40)
     >>> telling({"has a stop": {"no": [5, 30], "yes": [2, 10]}})
     """
-    choices = [(name, values) for name, counts in conditions.items() for values in _choices(name, list(counts))]
+    every = [(Condition(name), counts) for name, counts in conditions.items()]
+    choices = [(one, counts, values) for one, counts in every for values in _choices(one, list(counts))]
     candidates = []
-    for name, values in choices:
-        counts = conditions[name]
+    for condition, counts, values in choices:
         wrong, rows = (sum(counts[value][at] for value in values) for at in (0, 1))
         all_wrong, all_rows = (sum(count[at] for count in counts.values()) for at in (0, 1))
-        one = Telling(name, values, wrong, rows, all_wrong - wrong, all_rows - rows)
+        one = Telling(condition, values, wrong, rows, all_wrong - wrong, all_rows - rows)
         if one.other_rows:
             candidates.append((gathered_by_chance(wrong, rows, all_wrong, all_rows), one))
     chance, best = min(candidates, default=(1.0, None), key=lambda pair: pair[0])
     return best if chance * len(candidates) <= BY_CHANCE else None
 
 
-def _choices(name: str, values: list[str]) -> list[tuple[str, ...]]:
-    from_here_on = [tuple(values[at:]) for at in range(1, len(values) - 1)] if name == CONCURRENCY else []
+def _choices(condition: Condition, values: list[str]) -> list[tuple[str, ...]]:
+    from_here_on = (
+        [tuple(values[at:]) for at in range(1, len(values) - 1)] if condition is Condition.CONCURRENCY else []
+    )
     return [*((value,) for value in values), *from_here_on]

@@ -92,7 +92,11 @@ def _violations(gate: Gate, redact: bool) -> list[dict[str, Any]]:
         kind, bet = LENGTHS[name], gate.lengths.bets[name]
         if counts[kind] < 2:
             rows = sorted((row for row, _ in gate.lengths.won[name]), key=lambda row: row.asked.temperature > 0)
-            made.append(_violation(gate, EditCause("bookkeeping", kind, name, bet.won, bet.counted), rows, redact))
+            made.append(
+                _violation(
+                    gate, EditCause("bookkeeping", kind, given=bet.won, of=bet.counted, length=name), rows, redact
+                )
+            )
     if gate.log_greedy >= math.log(CROSSES):
         rows = sorted(
             (row for row in gate.greedy if row.beyond(gate.threshold) is not None), key=lambda row: row.request
@@ -101,7 +105,7 @@ def _violations(gate: Gate, redact: bool) -> list[dict[str, Any]]:
         why = EditCause("sampling", "greedy-drawn") if only_beside else _searched(gate, rows)
         made.append(_violation(gate, why, rows, redact))
     if gate.sampled.log_evidence >= math.log(CROSSES):
-        why = EditCause("sampling", "stray-law", gate.sampled.best.name)
+        why = EditCause("sampling", "stray-law")
         made.append(_violation(gate, why, gate.sampled.by_weight, redact))
     return made
 
@@ -162,7 +166,7 @@ def _shown(gate: Gate, why: EditCause, rows: Sequence[Row], at: int) -> dict[str
         asked = replace(rows[0].asked, prompt=rows[0].answer.prompt)
         lines = sampled_script(gate, asked)
         return {"curl": curls(gate, Requests((asked,), 0))} | ({"script": lines} if lines else {})
-    search = SmallestSearch(gate, why.kind, why.edit)
+    search = SmallestSearch(gate, why.kind, why.length)
     tried = (search.smallest(row) for row in rows[:LOOKED_AT])
     try:
         case = next((one for one in tried if one is not None), None)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from eqcheck.gate.bets import LENGTHS, ends_so
+from eqcheck.gate.bets import ends_so
 from eqcheck.gate.rows import ENDS, Row, Wanted
 from eqcheck.gate.run import Gate
 from eqcheck.shrinking.engine import Budget, Shrinking, first
@@ -37,11 +37,12 @@ class SmallestSearch:
     """A search for the smallest case that shows a row as wrong as it was: ``kind`` is one of `ENDS`, or another.
 
     A smaller case is kept if it shows the wrong row in all tries; ``row`` is its last answer. No more than `MOST` rows
-    are asked for. With a ``length`` of `LENGTHS` the plain server's row of the same request shows that it is wrong.
+    are asked for. With a ``length`` of `eqcheck.gate.bets.LENGTHS` the plain server's row of the same request shows
+    that it is wrong.
     """
 
     def __init__(self, gate: Gate, kind: str, length: str = "") -> None:
-        self.gate, self.kind, self.length = gate, kind, length if length in LENGTHS else ""
+        self.gate, self.kind, self.length = gate, kind, length
         self.row: Row | None = None
         self._budget = Budget(MOST)
 

@@ -19,8 +19,21 @@ from eqcheck.explanation.records import many
 from eqcheck.explanation.statements import odds, one_in, power_of_ten
 from eqcheck.explanation.text import WIDTH, Part, laid_out
 from eqcheck.explanation.tokens import compared, shortened
-from eqcheck.gate.bets import LENGTHS, SHORTEST
-from eqcheck.gate.cause import AGAIN, BLOCK, CONCURRENCY, LOSSY, SERVES_DRAFT, SINCE, TIMES, Counts, EditCause, telling
+from eqcheck.gate.bets import SHORTEST
+from eqcheck.gate.cause import (
+    BLOCK,
+    NO,
+    NONE_BEFORE,
+    TIMES,
+    YES,
+    Change,
+    Condition,
+    ContextEdit,
+    Counts,
+    EditCause,
+    Sign,
+    telling,
+)
 from eqcheck.gate.rows import ENDS, PIECE, Row, second_choices
 from eqcheck.gate.run import DOUBTS, Gate
 from eqcheck.truth.evidence import CROSSES
@@ -52,7 +65,7 @@ def progress(gate: Gate) -> str:
 
 def explained(gate: Gate, why: EditCause, rows: Sequence[Row]) -> CauseWords:
     """Return the words for a violation whose wrong rows are these."""
-    if why.edit in LENGTHS:
+    if why.length:
         return CauseWords(CAUSE, *_length(gate, why))
     if why.kind in ENDS:
         return CauseWords(CAUSE, *_end(gate, why, rows))
@@ -81,8 +94,8 @@ def _end(gate: Gate, why: EditCause, rows: Sequence[Row]) -> tuple[str, str]:
 
 def _length(gate: Gate, why: EditCause) -> tuple[str, str]:
     """Return cause and evidence of rows that end elsewhere than the plain server's."""
-    row, plain = gate.lengths.won[why.edit][0]
-    shortest = why.edit == SHORTEST
+    row, plain = gate.lengths.won[why.length][0]
+    shortest = why.length == SHORTEST
     said = "Rows end too early: the last token or tokens are missing." if shortest else "Rows go on after their end."
     return said, (
         f"In {many(why.of, 'request')} one of the three rows (one speculative, two plain) ends "
@@ -147,17 +160,17 @@ def _second(gate: Gate) -> str:
 
 def _cause(gate: Gate, why: EditCause) -> str:
     """Return the cause of wrong greedy tokens in a sentence or two."""
-    if why.edit == AGAIN:
+    if why.sign is Sign.AGAIN:
         return (
             f"Sent again alone {TIMES} times, {why.given} of {why.of} of these requests do not return the same wrong "
             "token each time. Wrong tokens are likely ones, and the tokens after them are right, as if drawn at random."
         )
-    if why.edit == SERVES_DRAFT:
+    if why.sign is Sign.SERVES_DRAFT:
         return (
             f"In {why.given} of {why.of} places where draft and plain server differ, the output has the draft's "
             "choice: the server may serve the draft model, or accept every draft."
         )
-    if why.edit == LOSSY:
+    if why.sign is Sign.LOSSY:
         farthest = second_choices(gate.greedy, gate.threshold).farthest
         return (
             "Drafts are accepted although the target prefers another token (lossy or threshold acceptance): those at "
@@ -182,6 +195,7 @@ def _cause(gate: Gate, why: EditCause) -> str:
         )
     if why.kind == "greedy-drawn":
         return "Greedy rows that run beside sampled rows are sampled, too. Sent again without these, they are right."
+    assert why.edit is not None
     return (
         f"{_edited(gate, why.edit)}, the plain server returns exactly the wrong tokens ({why.given} of {why.of}). "
         f"The chance that some edit fits so often by accident is {one_in(why.chance)}."
@@ -194,37 +208,42 @@ def _whose(why: EditCause) -> str:
     return f"{why.by_draft[0]} of {why.by_draft[1]} wrong tokens are the draft's own choice."
 
 
-def _edited(gate: Gate, edit: str) -> str:
-    name, _, number = edit.partition(" ")
-    first, back = int(number) * BLOCK, many(int(number), "token")
+def _edited(gate: Gate, edit: ContextEdit) -> str:
+    change, number = edit
+    first, back = number * BLOCK, many(number, "token")
     whose = "the plain server's second choice stands in for it" if gate.draft is None else "the draft's choice"
     return {
-        "without": f"If {_before(number)} is missing from the context",
-        "twice": f"If {_before(number)} is in the context twice",
-        "draft": f"If a rejected draft token stays in the context {back} back ({whose})",
-        "drafts": "If every rejected draft token stays in the context",
-        "row": f"If the context is that of the request {_next(number)}",
-        "input": f"If the last token fed is that of the request {_next(number)}",
-        "block": f"If tokens {first} to {first + BLOCK - 1} are missing from the context",
-        "behind": f"If only the last {number} tokens are in the context",
-    }[name]
+        Change.WITHOUT: f"If {_before(number)} is missing from the context",
+        Change.TWICE: f"If {_before(number)} is in the context twice",
+        Change.DRAFT: f"If a rejected draft token stays in the context {back} back ({whose})",
+        Change.DRAFTS: "If every rejected draft token stays in the context",
+        Change.ROW: f"If the context is that of the request {_next(number)}",
+        Change.INPUT: f"If the last token fed is that of the request {_next(number)}",
+        Change.BLOCK: f"If tokens {first} to {first + BLOCK - 1} are missing from the context",
+        Change.BEHIND: f"If only the last {number} tokens are in the context",
+    }[change]
 
 
-def _before(number: str) -> str:
-    return "the token before the last one" if number == "1" else f"the token {number} places before the last one"
+def _before(number: int) -> str:
+    return "the token before the last one" if number == 1 else f"the token {number} places before the last one"
 
 
-def _next(number: str) -> str:
-    return "before it" if number.startswith("-") else "after it"
+def _next(number: int) -> str:
+    return "before it" if number < 0 else "after it"
 
 
 # The words of conditions
 
 _PHRASES = {
-    "place in the chunk": {"first": "the first of requests that run together", "later": "requests after the first"},
-    "beside sampled rows": {"yes": "sampled rows in the batch", "no": "no sampled rows in the batch"},
-    "has a stop": {"yes": "a stop token", "no": "no stop token"},
-    "request": {"later": "later requests"},
+    Condition.PLACE: {"first": "the first of requests that run together", "later": "requests after the first"},
+    Condition.BESIDE: {YES: "sampled rows in the batch", NO: "no sampled rows in the batch"},
+    Condition.STOP: {YES: "a stop token", NO: "no stop token"},
+    Condition.REQUEST: {"later": "later requests"},
+    Condition.BEGINS: {
+        YES: "prompts that begin like an earlier one",
+        NO: "prompts that do not begin like an earlier one",
+    },
+    Condition.SINCE: {NONE_BEFORE: "no rejected draft before"},
 }
 
 
@@ -239,25 +258,25 @@ def condition_line(conditions: Counts) -> str:
         return ""
     counts = f"({side.wrong} of {side.rows}; otherwise {side.other_wrong} of {side.other_rows})"
     often = "more often" if side.other_wrong else "only"
-    return f"{often} with {_phrase(side.name, side.values)} {counts}"
+    return f"{often} with {_phrase(side.condition, side.values)} {counts}"
 
 
-def _phrase(name: str, values: Sequence[str]) -> str:
+def _phrase(condition: Condition, values: Sequence[str]) -> str:
     value = values[0]
-    if name == CONCURRENCY:
+    if value in (phrases := _PHRASES.get(condition, {})):
+        return phrases[value]
+    if condition is Condition.CONCURRENCY:
         return f"{value} or more requests at once" if len(values) > 1 else f"{many(int(value), 'request')} at once"
-    if name == SINCE:
+    if condition is Condition.SINCE:
         after = many(int(value), "token") if value.isdigit() else f"{value} tokens"
-        return "no rejected draft before" if value == "none before" else f"{after} after the last rejected draft"
-    if name == "prompt":
+        return f"{after} after the last rejected draft"
+    if condition is Condition.PROMPT:
         return f"prompts of the kind {value!r}"
-    if name == "ends by":
+    if condition is Condition.ENDS:
         return f"finish_reason {value!r}"
-    if name == "prompt length modulo 16":
+    if condition is Condition.LENGTH:
         return f"prompt lengths of 16n + {value}"
-    if name.startswith("begins with"):
-        return f"prompts that {'begin' if value == 'yes' else 'do not begin'} like an earlier one"
-    return _PHRASES.get(name, {}).get(value, f"the {value} requests")
+    return f"the {value} requests"
 
 
 # The layout of a violation

@@ -254,8 +254,8 @@ def report_of(audit: Audit, folder: Path) -> Report:
         draft_losses=facts.get("draft_losses", {}),
         acceptance=facts.get("acceptance"),
         dictated_rounds=facts.get("dictated_rounds", {}),
-        due_drafts=losses.due(tally.observed),
-        pairs=dict(sorted(tally.pairs.items())),
+        due_drafts={str(place): counts for place, counts in losses.due(tally.due).items()},
+        pairs={str(pair): count for pair, count in sorted(tally.pairs.items())},
         ties=tally.ties,
         near_ties=tally.near_ties,
         laws=sum(finding.explanation.of_law for finding in audit.violations),
@@ -294,10 +294,10 @@ def _versions(audit: Audit) -> dict[str, str]:
 def _served(audit: Audit) -> tuple[Served, ...]:
     """The cases on checkpoints, by kind and drafter; the random checkpoint has no name of a kind."""
     counts: dict[tuple[str, str], Counter[str]] = {}
-    for name, count in audit.tally.served.items():
-        kind, drafter, status, _ = name.split(" ", 3)
-        if status != "skipped":
-            counts.setdefault(("random" if kind in ("", "llama") else kind, drafter), Counter())[status] += count
+    for one, count in audit.tally.served.items():
+        if one.status != "skipped":
+            kind = "random" if one.checkpoint in ("", "llama") else one.checkpoint
+            counts.setdefault((kind, one.drafter), Counter())[one.status] += count
     return tuple(
         Served(audit.decoder.dtype, kind, drafter, counted.total(), counted["violation"])
         for (kind, drafter), counted in sorted(counts.items())

@@ -20,7 +20,7 @@ from eqcheck.lanes.about import About, about, in_axis
 from eqcheck.report.schema import Report, ReportedViolation
 from eqcheck.result.declining import summary
 from eqcheck.result.findings import STANDINGS
-from eqcheck.result.tally import PAIRED, gathered_by_chance
+from eqcheck.result.tally import PAIRED, Pair, gathered_by_chance
 
 STANDING = {"violation": "FAIL", "discovery": "DISCOVERY", "inconclusive": "INCONCLUSIVE", "slow": "SLOW"}
 UNCLAIMED_NOTE = "In brackets: families the decoder does not claim. A failure there is a discovery, not a violation."
@@ -84,7 +84,7 @@ class Content:
     @property
     def not_taken(self) -> str:
         """One line that names the cache states which the decoder does not take; empty when it takes all."""
-        states = [state for state, cases in self.r.cache_states.items() if cases == "not taken"]
+        states = [state for state, cases in self.r.cache_states.items() if isinstance(cases, str)]
         return f"not tested, since cache_states= does not claim them: {', '.join(states)}" if states else ""
 
     @property
@@ -190,7 +190,7 @@ class Content:
         if not self.r.pairs:
             return ""
         rows = [
-            [other, *(self.r.pairs.get(f"{name} {other}", 0) for name in names[:number])]
+            [other, *(self.r.pairs.get(str(Pair(name, other)), 0) for name in names[:number])]
             for number, other in enumerate(names)
             if number
         ]

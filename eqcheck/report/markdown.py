@@ -13,7 +13,7 @@ from eqcheck.explanation.text import kinds_known, laid_out, meaning, parts
 from eqcheck.lanes.about import CHECKPOINT
 from eqcheck.report.content import STANDING, Content, matrix_table
 from eqcheck.report.schema import Condition, Report, ReportedViolation
-from eqcheck.result.tally import DUE_SAMPLED
+from eqcheck.result.outcome import DueBy, DuePlace
 
 
 def to_markdown(report: Report) -> str:
@@ -152,7 +152,7 @@ def _rounds(report: Report) -> list[str]:
 def _due(report: Report) -> list[str]:
     """The draft tokens of built draft models: how many should have been accepted, and how many were."""
     rows = [(name, *counts, counts[1] - counts[0]) for name, counts in report.due_drafts.items()]
-    whose = "" if DUE_SAMPLED in report.due_drafts else "of greedy rows "
+    whose = "" if str(DuePlace(DueBy.SAMPLED)) in report.due_drafts else "of greedy rows "
     text = f"Draft tokens {whose}that should have been accepted: the draft proposes them and the target agrees."
     return [text, _table(rows, ("where", "accepted", "should be", "lost"))] if rows else []
 

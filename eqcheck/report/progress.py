@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from enum import Enum
 
 from eqcheck.campaign.events import (
     CaseDone,
@@ -139,12 +140,20 @@ class _Log:
         print(line, file=sys.stderr, flush=True)
 
 
+class _Noun(Enum):
+    """Say what kind of cases is counted; the value is its word."""
+
+    STORED = "stored case"
+    SAMPLED = "sampled case"
+    CASE = "case"
+
+
 @dataclass
 class _Decoder:
     """The progress of the audit of one decoder: its ``counts`` by kind of case, and since when they are counted."""
 
-    counts: dict[str, CaseDone] = field(default_factory=dict)
-    since: dict[str, tuple[float, int]] = field(default_factory=dict)
+    counts: dict[_Noun, CaseDone] = field(default_factory=dict)
+    since: dict[_Noun, tuple[float, int]] = field(default_factory=dict)
     step: str = ""
     begun: float = 0.0
     ends: float | None = None
@@ -156,16 +165,16 @@ class _Decoder:
             told.append(f"{self.step}, {seconds:.0f} s" if seconds >= _CLOCK_AFTER_S else self.step)
         return "; ".join(told)
 
-    def _counted(self, noun: str, event: CaseDone, now: float) -> str:
+    def _counted(self, noun: _Noun, event: CaseDone, now: float) -> str:
         known = event.total is not None and event.done <= event.total  # one that is in doubt goes on
-        most = "at most " if noun == "sampled case" else ""  # their tokens decide how many there are
-        of = f"{event.done} of {most}{event.total} {noun}s" if known else many(event.done, noun)
+        most = "at most " if noun is _Noun.SAMPLED else ""  # their tokens decide how many there are
+        of = f"{event.done} of {most}{event.total} {noun.value}s" if known else many(event.done, noun.value)
         told = [of, *([f"{event.failing} fail" if event.failing > 1 else "1 fails"] if event.failing else [])]
         if event.tokens:
             evidence = f"evidence {power_of_ten(event.evidence)} of {power_of_ten(_LIMIT)}"
             told += [many(event.tokens, "token"), evidence]
         first, before = self.since[noun]
-        if noun == "case" and event.total and not self.step and event.done >= before + _RATED:
+        if noun is _Noun.CASE and event.total and not self.step and event.done >= before + _RATED:
             left = (now - first) / (event.done - before) * (event.total - event.done)
             left = left if self.ends is None else min(left, max(0.0, self.ends - now))
             told.append(f"about {left:.0f} s left")
@@ -206,7 +215,7 @@ class _State:
                 shown.ends = now + within if within else None
                 return [printable(f"{event.decoder}: {_begun(event)}")]
             case CaseDone(lane=lane, stored=stored):
-                noun = "stored case" if stored else "sampled case" if lane.endswith("sampling") else "case"
+                noun = _Noun.STORED if stored else _Noun.SAMPLED if lane.endswith("sampling") else _Noun.CASE
                 if noun not in shown.counts or shown.counts[noun].total != event.total:
                     shown.since[noun] = now, event.done
                 shown.counts.pop(noun, None)  # the last one is shown

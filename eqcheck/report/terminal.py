@@ -9,7 +9,7 @@ from pathlib import Path
 
 from eqcheck.explanation.layout import columns, lines, table, wrapped
 from eqcheck.explanation.records import many
-from eqcheck.explanation.statements import needs_words
+from eqcheck.explanation.statements import needs_named
 from eqcheck.explanation.text import WIDTH, Part, kinds_known, laid_out, meaning, parts
 from eqcheck.report.content import STANDING, Content, matrix_table
 from eqcheck.report.schema import Report, ReportedViolation
@@ -153,7 +153,7 @@ def _finding(content: Content, standing: str, finding: ReportedViolation, width:
     tendency = "" if brief else content.tendency(finding)
     notes = [Part("Frequency", tendency)] if tendency else []
     if others := finding.conditions[1:]:
-        also = [f"{needs_words(one.needs).removeprefix('needs ')} ({many(one.count, 'case')})" for one in others]
+        also = [f"{needs_named(one.needs or ())} ({many(one.count, 'case')})" for one in others]
         notes.append(Part("Also fails with", ", ".join(also)))
     if finding.known and not brief:
         by = f"until {finding.known_until}" if finding.known_until else "declared by the adapter"

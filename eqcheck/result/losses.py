@@ -9,30 +9,33 @@ from eqcheck.contract.errors import one_line
 from eqcheck.explanation.notice import INCONCLUSIVE, Notice
 from eqcheck.explanation.records import many
 from eqcheck.result.findings import Audit
-from eqcheck.result.tally import DUE, DUE_DRAWN, DUE_SAMPLED
+from eqcheck.result.outcome import DraftsThat, DueBy, DueDrafts, DuePlace
 
 _TOLD = 0.01  # as large a share of losses is told
 _ENOUGH = 50  # draft tokens due, so that none lost of them says something
-Due = Mapping[str, tuple[int, int]]  # by batch, row or position: draft tokens accepted, and due
+Due = Mapping[DuePlace, tuple[int, int]]  # by batch, row or position: draft tokens accepted, and due
 
 
-def due(observed: Counter[str]) -> dict[str, tuple[int, int]]:
-    """Count draft tokens accepted and due by ``batch SIZE``, ``row NUMBER``, ``position NUMBER``; and of sampled rows.
+def due(counts: Counter[DueDrafts]) -> dict[DuePlace, tuple[int, int]]:
+    """Count draft tokens accepted and due by place.
 
     Nothing is known of sampled rows where one round shows that the engine draws its draft tokens.
 
-    >>> due(Counter({"due row 0 due": 4, "due row 0 accepted": 3}))
-    {'row 0': (3, 4)}
+    >>> row = DuePlace(DueBy.ROW, "0")
+    >>> due(Counter({DueDrafts(row, DraftsThat.DUE): 4, DueDrafts(row, DraftsThat.ACCEPTED): 3}))[row]
+    (3, 4)
     """
-    counts = {name.removeprefix(DUE): count for name, count in observed.items() if name.startswith(DUE)}
-    drawn = counts.pop(DUE_DRAWN, 0)
-    names = sorted({name.rpartition(" ")[0] for name in counts} - ({DUE_SAMPLED} if drawn else set()))
-    return {name: (counts.get(f"{name} accepted", 0), counts.get(f"{name} due", 0)) for name in names}
+    drawn = {key.place for key, count in counts.items() if key.drafts is DraftsThat.DRAWN and count}
+    places = sorted({key.place for key in counts if key.drafts is not DraftsThat.DRAWN} - drawn, key=str)
+    return {
+        place: (counts[DueDrafts(place, DraftsThat.ACCEPTED)], counts[DueDrafts(place, DraftsThat.DUE)])
+        for place in places
+    }
 
 
 def total(places: Due) -> tuple[int, int]:
     """Draft tokens accepted and due, in batches of every size and in sampled rows."""
-    rows = [counts for name, counts in places.items() if name.startswith("batch ") or name == DUE_SAMPLED]
+    rows = [counts for place, counts in places.items() if place.by in (DueBy.BATCH, DueBy.SAMPLED)]
     return sum(accepted for accepted, _ in rows), sum(asked for _, asked in rows)
 
 
@@ -44,7 +47,7 @@ def warnings(places: Due) -> list[str]:
         return []
     share = _percent(lost / asked)
     said = f"{lost} of {asked} draft tokens that should have been accepted were lost ({share})"
-    spared = [name for name, (kept, of) in places.items() if kept == of >= _ENOUGH]
+    spared = [str(place) for place, (kept, of) in places.items() if kept == of >= _ENOUGH]
     where = f", none in {one_line(', '.join(spared), 70)}" if spared else ""
     return [Notice(f"{said}{where}. This costs speed, not output", "draft")]
 
@@ -52,7 +55,7 @@ def warnings(places: Due) -> list[str]:
 def lost_of(audit: Audit) -> tuple[int, int]:
     """The draft tokens that an audit lost in all its lanes, and how many were due."""
     lost, asked = audit.facts.get("draft_loss") or (0, 0)  # of the transparent target, by its trace
-    kept, due_too = total(due(audit.tally.observed))
+    kept, due_too = total(due(audit.tally.due))
     return lost + due_too - kept, asked + due_too
 
 

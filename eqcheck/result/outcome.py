@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, NamedTuple
 
 from eqcheck.contract.errors import OutputError, listed, one_line
@@ -425,19 +426,107 @@ class DraftCause(NamedTuple):
     waiting: int
 
 
+class LossesOf(Enum):
+    """Say whose losses a count is of: rows that go on ``alone``, or rows held to be ``waiting`` for the slowest one.
+
+    Of a ``head`` are draft tokens, and in ``head hit`` its rounds with a wrong input.
+    """
+
+    ALONE = ""
+    WAITING = "waiting"
+    HEAD = "head"
+    HIT = "head hit"
+
+
+class Loss(NamedTuple):
+    """The key of a count of what the draft side lost (`eqcheck.attribution.losses`).
+
+    >>> str(Loss("rounds")), str(Loss("stale", LossesOf.HIT))
+    ('rounds', 'head hit stale')
+    """
+
+    name: str
+    of: LossesOf = LossesOf.ALONE
+
+    def __str__(self) -> str:
+        return f"{self.of.value} {self.name}".lstrip()
+
+
+class RoundsThat(Enum):
+    """Say of which rounds with dictated drafts a count is.
+
+    They were ``asked``, or ``played`` as asked; in others the engine was given ``others`` than the dictated tokens, or
+    added ``fewer`` tokens than its drafts allow.
+    """
+
+    ASKED = "asked"
+    PLAYED = "played"
+    OTHERS = "others"
+    FEWER = "fewer"
+
+
+class DictatedRounds(NamedTuple):
+    """The key of a count of rounds with dictated drafts: all of them, or those that accept so many of K drafts."""
+
+    rounds: RoundsThat
+    accepted: int | None = None
+    of: int | None = None
+
+
+class DueBy(Enum):
+    """Say by what draft tokens that are due are counted: by the rows of a batch, by row, or by position in a round."""
+
+    BATCH = "batch"
+    ROW = "row"
+    POSITION = "position"
+    SAMPLED = "sampled rows"
+
+
+class DuePlace(NamedTuple):
+    """A place where draft tokens are due; ``name`` is which of them, such as ``2-3`` for a batch of two or three rows.
+
+    >>> str(DuePlace(DueBy.BATCH, "2-3")), str(DuePlace(DueBy.SAMPLED))
+    ('batch 2-3', 'sampled rows')
+    """
+
+    by: DueBy
+    name: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.by.value} {self.name}".rstrip()
+
+
+class DraftsThat(Enum):
+    """Say of which draft tokens a count is: those that are ``due``, and those of them that were ``accepted``.
+
+    ``drawn`` counts rounds of sampled rows in which they were drawn: nothing is known of these.
+    """
+
+    DUE = "due"
+    ACCEPTED = "accepted"
+    DRAWN = "drawn"
+
+
+class DueDrafts(NamedTuple):
+    """The key of a count of draft tokens that are due (`eqcheck.checkpoints.acceptance`)."""
+
+    place: DuePlace
+    drafts: DraftsThat
+
+
 @dataclass(frozen=True)
 class Outcome:
     """One case's result, picklable. ``outputs`` is None when the decoder failed.
 
     ``status`` is one of `eqcheck.result.outcome.VERDICTS`, or ``skipped`` where the decoder ``declined``, which says
     why. ``explanation`` is what judging alone shows; a lane may know more when it has looked into a failing case.
-    ``coverage`` names what the case exercised, ``observed`` what the decoder itself counted, ``losses`` what the draft
-    side lost where the output is right, ``lost`` by which cause; ``slow`` explains the first of these where a second
-    look was taken. ``luck`` has the fingerprint and the place of a wrong context where the output is right all the
-    same. ``traits`` are what is known of the case before it is decoded, in the order of `TRAITS` of
-    `eqcheck.result.conditions`. ``tied`` are the tokens that rounding decided, ``slots`` those of its caches that the
-    target was handed in all its calls, and those of them that a query saw. ``drawn`` is False for a case of the corpus,
-    ``minimal`` is True where nothing smaller fails like it.
+    ``coverage`` names what the case exercised, ``observed`` what the decoder itself counted, ``dictated`` the rounds
+    with dictated drafts, ``due`` the draft tokens that are due, ``losses`` what the draft side lost where the output is
+    right, ``lost`` by which cause; ``slow`` explains the first of these where a second look was taken. ``luck`` has the
+    fingerprint and the place of a wrong context where the output is right all the same. ``traits`` are what is known of
+    the case before it is decoded, in the order of `TRAITS` of `eqcheck.result.conditions`. ``tied`` are the tokens that
+    rounding decided, ``slots`` those of its caches that the target was handed in all its calls, and those of them that
+    a query saw. ``drawn`` is False for a case of the corpus, ``minimal`` is True where nothing smaller fails like it.
 
     ``internal`` is set where eqcheck itself failed: the case is not judged then, and its status is `UNJUDGED`.
 
@@ -453,7 +542,7 @@ class Outcome:
     outputs: tuple[tuple[int, ...], ...] | None = None
     explanation: Explanation | None = None
     traceback: str = ""
-    losses: tuple[tuple[str, int], ...] = ()
+    losses: tuple[tuple[Loss, int], ...] = ()
     lost: tuple[DraftCause, ...] = ()
     slow: Explanation | None = field(default=None, compare=False)
     declined: str = ""
@@ -463,6 +552,8 @@ class Outcome:
     luck: tuple[str, str] = ("", "")
     internal: InternalError | None = None
     traits: tuple[int | str, ...] = ()
+    dictated: Mapping[DictatedRounds, int] = field(default_factory=dict)
+    due: Mapping[DueDrafts, int] = field(default_factory=dict)
     drawn: bool = True
     minimal: bool = field(default=False, compare=False)
     seconds: float = field(default=0.0, compare=False)
@@ -477,6 +568,11 @@ class Outcome:
     def symptom(self) -> str:
         """The look of a failing case before anybody has looked into it; empty for one that is right."""
         return self.fingerprint or ""
+
+    @property
+    def component(self) -> str:
+        """The component that is at fault, as far as judging alone shows it; empty where it does not."""
+        return self.explanation.component if self.explanation else ""
 
     @property
     def ties(self) -> tuple[NearTie, ...]:

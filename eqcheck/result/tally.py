@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from eqcheck.case.engine import EngineCase
 from eqcheck.case.record import Case
 from eqcheck.result.claims import Claim, claims_in
-from eqcheck.result.outcome import NearTie, Outcome
+from eqcheck.result.outcome import DictatedRounds, DueDrafts, Loss, NearTie, Outcome
 
 SPEAKS = "speaks"
 """Counts, in ``observed``, the cases of which the decoder says how many draft tokens it proposed."""
@@ -31,18 +31,6 @@ PAIRED = (
 )
 """The counters of options and settings at work on checkpoints; they are counted in pairs, too."""
 
-DICTATED = "dictated "
-"""Begins the names, in ``observed``, under which rounds with dictated drafts are counted."""
-
-DUE = "due "
-"""The same, for draft tokens that are due (`eqcheck.checkpoints.acceptance`)."""
-
-DUE_SAMPLED = "sampled rows"
-"""Behind `DUE`, those of sampled rows."""
-
-DUE_DRAWN = f"{DUE_SAMPLED} drawn"
-"""Behind `DUE`, the rounds of sampled rows in which the draft tokens were drawn: nothing is known of these."""
-
 
 class Losing(NamedTuple):
     """A cause by which draft tokens are lost, as `eqcheck.result.outcome.DraftCause` has it.
@@ -56,11 +44,34 @@ class Losing(NamedTuple):
     waits: bool
 
 
+class ServedCase(NamedTuple):
+    """Cases of an engine that no table tells apart: by checkpoint, drafter and verdict.
+
+    ``why`` is the reason why they were declined, or how they crashed; empty for others.
+    """
+
+    checkpoint: str
+    drafter: str
+    status: str
+    why: str = ""
+
+
+class Pair(NamedTuple):
+    """Two counters of `PAIRED`, both at work in a case."""
+
+    first: str
+    second: str
+
+    def __str__(self) -> str:
+        return " ".join(self)
+
+
 @dataclass(frozen=True)
 class Alike:
     """Drawn cases that no conclusion tells apart: of one verdict, on one value of every axis.
 
-    ``symptom`` is what failing ones look like, ``declined`` why the decoder declined them, ``axes`` where they lie.
+    ``symptom`` is what failing ones look like, ``declined`` why the decoder declined them, ``axes`` where they lie;
+    ``crashed``: the decoder raised, or did not answer.
     """
 
     claimed: bool
@@ -69,6 +80,7 @@ class Alike:
     symptom: str = ""
     declined: str = ""
     axes: tuple[tuple[str, str], ...] = ()
+    crashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,13 +112,13 @@ class Tally:
     """Counts of drawn cases; all but ``alike`` and ``tested`` are of those within the claim that it did not decline.
 
     ``exact`` and ``prefix`` are sums of the shares of `eqcheck.result.outcome.Outcome`, ``reached`` is the largest of
-    what cases held, ``lucky`` counts cases that are right though a context was wrong, ``served`` the cases of engines
-    by checkpoint, drafter, verdict, and why one was declined or crashed, ``fingerprints`` are those seen, also in the
-    ``replayed`` cases of the corpus; ``failing`` of them fail.
+    what cases held, ``lucky`` counts cases that are right though a context was wrong, ``fingerprints`` are those seen,
+    also in the ``replayed`` cases of the corpus; ``failing`` of them fail.
     ``tested`` counts the cases that test each thing a decoder may claim, declined ones as well. ``placed`` are the
     first drawn cases with all their traits.
     ``near_ties`` are the first of the ``ties``, ``pairs`` counts the cases of engines by two counters of `PAIRED`,
-    ``lost`` the draft tokens by cause.
+    ``lost`` the draft tokens by cause, ``served`` the cases of engines, ``dictated`` rounds with dictated drafts, and
+    ``due`` draft tokens that are due.
 
     >>> one = Tally(Counter({Alike(True, "rotary", "equivalent"): 2}), exact=2.0)
     >>> (one + one).run, (one + one).statuses
@@ -117,12 +129,12 @@ class Tally:
     exact: float = 0.0
     prefix: float = 0.0
     coverage: Counter[str] = field(default_factory=Counter)
-    losses: Counter[str] = field(default_factory=Counter)
+    losses: Counter[Loss] = field(default_factory=Counter)
     observed: Counter[str] = field(default_factory=Counter)
     lucky: Counter[str] = field(default_factory=Counter)
-    served: Counter[str] = field(default_factory=Counter)
+    served: Counter[ServedCase] = field(default_factory=Counter)
     slots: Counter[str] = field(default_factory=Counter)
-    pairs: Counter[str] = field(default_factory=Counter)
+    pairs: Counter[Pair] = field(default_factory=Counter)
     ties: int = 0
     reached: dict[str, int] = field(default_factory=dict)
     fingerprints: set[str] = field(default_factory=set)
@@ -132,6 +144,8 @@ class Tally:
     tested: Counter[Claim] = field(default_factory=Counter)
     placed: tuple[Placed, ...] = ()
     lost: Counter[Losing] = field(default_factory=Counter)
+    dictated: Counter[DictatedRounds] = field(default_factory=Counter)
+    due: Counter[DueDrafts] = field(default_factory=Counter)
 
     @classmethod
     def of(cls, drawn: Iterable[Outcome], replayed: Iterable[Outcome], claims: Callable[[Any], bool]) -> Tally:
@@ -154,27 +168,29 @@ class Tally:
         case = outcome.case
         axes = tuple(case.axes.items()) if isinstance(case, Case) else ()
         symptom = outcome.symptom if outcome.failed else ""
-        self.alike[Alike(claimed, case.family, outcome.status, symptom, outcome.declined, axes)] += 1
+        crashed = outcome.failed and outcome.component == "crash"
+        self.alike[Alike(claimed, case.family, outcome.status, symptom, outcome.declined, axes, crashed)] += 1
         self.tested.update(claims_in(case))
         if isinstance(case, EngineCase):
-            kind, crashed = case.checkpoint.partition("-")[0], symptom.startswith("crash/")
+            kind = case.checkpoint.partition("-")[0]
             why = outcome.declined or (symptom if crashed else "")
-            self.served[f"{kind} {case.drafting} {outcome.status} {why}"] += 1
+            self.served[ServedCase(kind, case.drafting, outcome.status, why)] += 1
         if not claimed or outcome.declined:
             return
         self.exact += outcome.exact_match
         self.prefix += outcome.prefix_match
         self.coverage.update(outcome.coverage)
         if isinstance(case, EngineCase):
-            self.pairs.update(map(" ".join, combinations([name for name in PAIRED if name in outcome.coverage], 2)))
+            both = combinations([name for name in PAIRED if name in outcome.coverage], 2)
+            self.pairs.update(Pair(*names) for names in both)
         self.losses.update(dict(outcome.losses))
         for cause in outcome.lost:
             for waits, count in ((False, cause.tokens), (True, cause.waiting)):
                 self.lost[Losing(cause.fingerprint, cause.window, cause.doubtful, waits)] += count
         self.observed[SPEAKS] += "drafted" in outcome.observed
-        for name, number in outcome.observed.items():
-            if name in ("drafted", "accepted") or name.startswith((DICTATED, DUE)):
-                self.observed[name] += number
+        self.observed.update({name: outcome.observed.get(name, 0) for name in ("drafted", "accepted")})
+        self.dictated.update(outcome.dictated)
+        self.due.update(outcome.due)
         self.ties += len(outcome.ties)
         self.near_ties += tuple(replace(tie, case=case.id) for tie in outcome.ties[: _TOLD - len(self.near_ties)])
         self.slots.update(dict(zip(("handed", "seen"), outcome.slots, strict=True)))

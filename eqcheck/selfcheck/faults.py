@@ -35,6 +35,7 @@ from eqcheck.explanation.notice import kind_of
 from eqcheck.explanation.records import Explanation
 from eqcheck.lanes.transparent.search import CHUNK, Source
 from eqcheck.oracle.check import judge
+from eqcheck.result.outcome import Loss
 from eqcheck.selfcheck.memory import MemoryResult, memory_checks
 from eqcheck.selfcheck.samplers import SampledResult, named_as_planted, sampled_checks
 from eqcheck.workers.serve import begin_child
@@ -240,7 +241,7 @@ def check_known_good(name: str, start: int, count: int) -> KnownGoodResult:
     decoder = {**BUILDS, **HEAD_BUILDS}[name].decoder(name)
     source = Source(1, decoder.families, decoder.padding_sides, decoder.cache_states)
     accused, first = 0, ""
-    losses: Counter[str] = Counter()
+    losses: Counter[Loss] = Counter()
     with decoder.running() as generate:
         for number in range(start, start + count):
             case, _ = _drawn(source, number)
@@ -292,7 +293,7 @@ def _checked(fault: Fault, judged: int, opinion: bool) -> FaultResult:
     decoder = fault.decoder()
     source = Source(1, fault.families, decoder.padding_sides, fault.cache_states)
     kinds: Counter[str] = Counter()
-    losses = Counter[str]()
+    losses = Counter[Loss]()
     named, caught_at, seconds = "", None, 0.0
     with decoder.running() as generate:
         for count in range(MOST_CASES):
@@ -334,7 +335,7 @@ def _is(name: str, fault: Fault) -> bool:
     return name.partition(":")[0] == fault.fingerprint
 
 
-def _seen(fault: Fault, done: Run, losses: Counter[str]) -> Explanation | None:
+def _seen(fault: Fault, done: Run, losses: Counter[Loss]) -> Explanation | None:
     """The violation of a run, or for a fault of the draft side the warning that this run and those before it give."""
     explanation = judge(done).explanation
     if explanation is None and fault.component == "draft":

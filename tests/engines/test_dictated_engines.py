@@ -14,7 +14,7 @@ from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder
 from eqcheck.lanes.checkpoint.drawing import BLOCK, EngineCases
 from eqcheck.lanes.checkpoint.lane import worker
-from eqcheck.result.tally import DICTATED
+from eqcheck.result.outcome import DictatedRounds
 from eqcheck.workers.interpreter import environment
 
 PLANTED = """
@@ -49,17 +49,17 @@ decoder = eqcheck.load("mlx_vlm")
 """
 
 
-def _rounds(decoder: Decoder, count: int) -> tuple[Counter[str], set[str]]:
+def _rounds(decoder: Decoder, count: int) -> tuple[Counter[DictatedRounds], set[str]]:
     """The statuses of some cases with dictated drafts, and their rounds."""
     decoder = replace(decoder, capabilities=("only-dictated-drafts", "row-limits"))
-    counts, statuses = Counter[str](), set[str]()
+    counts, statuses = Counter[DictatedRounds](), set[str]()
     source = EngineCases(31, decoder.capabilities)
     with worker(decoder, environment(decoder, None)) as running:
         for case in islice(map(source.case, range(BLOCK - count // 2, 2 * BLOCK)), count):  # of two settings
             outcome = running.try_case(case)
             statuses.add(outcome.status)
-            counts.update({name: n for name, n in outcome.observed.items() if name.startswith(DICTATED)})
-    return Counter({name.removeprefix(DICTATED): n for name, n in counts.items()}), statuses
+            counts.update(outcome.dictated)
+    return counts, statuses
 
 
 @pytest.mark.parametrize(("name", "share"), [("vllm", 1.0), ("mlx_vlm", 0.75)])  # one shortens blocks near its limit

@@ -115,7 +115,7 @@ def told(spec: str, file: Path) -> dict[str, Any]:
         "exact_match": found.exact_match,
         "prefix_match": found.prefix_match,
         "coverage": sorted(found.coverage),
-        "losses": dict(sorted(losses.items())),
+        "losses": dict(sorted((str(loss), count) for loss, count in losses.items())),
         "warnings": all_warnings(losses) if losses else [],
         "luck": found.luck,
         "slots": found.slots,

@@ -20,9 +20,10 @@ from eqcheck.contract.cache_names import cache_of
 from eqcheck.contract.decoders import Request
 from eqcheck.decoding.harness import run
 from eqcheck.oracle.check import judge
+from eqcheck.result.outcome import Loss
 
 
-def losses_and_rounds(engine: type[RoundEngine], case: Case) -> tuple[Counter[str], int]:
+def losses_and_rounds(engine: type[RoundEngine], case: Case) -> tuple[Counter[Loss], int]:
     """What an engine is told to have lost, and how many rounds its rows took: a row's part in a `commit` is one."""
     rounds = 0
 

@@ -17,8 +17,8 @@ from eqcheck.lanes.lane import EXACT_LAW, LESS
 from eqcheck.result import declining, losses
 from eqcheck.result.claims import Claim
 from eqcheck.result.findings import Audit, Finding
-from eqcheck.result.outcome import HANG
-from eqcheck.result.tally import DICTATED, SPEAKS, Tally
+from eqcheck.result.outcome import HANG, RoundsThat
+from eqcheck.result.tally import SPEAKS, Tally
 
 _NARROWER = {"only-dictated-drafts": ("dictated-drafts",), "no-drafts": ("ngram", "dictated-drafts")}
 """Capabilities that say how little a decoder does, and what nobody misses of it then."""
@@ -40,18 +40,12 @@ def conclusions(result: Audit) -> None:
         result.warnings.append(f"there was no time to confirm {cases}: give the audit more time (--budget)")
     observed = result.tally.observed
     drafted, accepted = observed["drafted"], observed["accepted"]
-    rounds = _dictated_rounds(result)
+    rounds = result.tally.dictated
+    asked = sorted((f"{one.accepted}/{one.of}", one) for one in rounds if one.rounds is RoundsThat.ASKED and one.of)
     result.facts |= {
         "capabilities": list(result.decoder.capabilities),
         "acceptance": round(accepted / drafted, 3) if drafted else None,
-        "dictated_rounds": {
-            name.removesuffix(f" {dictation.ASKED}"): (
-                count,
-                rounds[name.replace(dictation.ASKED, dictation.PLAYED)],
-            )
-            for name, count in sorted(rounds.items())
-            if name.endswith(f" {dictation.ASKED}")
-        },
+        "dictated_rounds": {name: (rounds[one], rounds[one._replace(rounds=RoundsThat.PLAYED)]) for name, one in asked},
     }
     result.warnings += _warnings(result)
 
@@ -71,7 +65,7 @@ def _warnings(result: Audit) -> list[str]:
     missing = declining.unseen(essential, result.coverage, result.decoder.requires)
     if missing and tally.run:
         warnings.append(Notice(declining.lacking([CHECKPOINT.counters[name] for name in missing]), VACUOUS))
-    warnings += [*_about_rounds(result), *losses.warnings(losses.due(tally.observed)), *_about_contexts(result)]
+    warnings += [*_about_rounds(result), *losses.warnings(losses.due(tally.due)), *_about_contexts(result)]
     for needed, seen, what, happened in _UNSEEN:
         if (cases := result.coverage.get(needed)) and not result.coverage.get(seen):
             warnings.append(f"the engine reports no {what} in {many(cases, 'case')} {happened}; does it report them?")
@@ -130,24 +124,25 @@ def _without_effect(result: Audit) -> list[str]:
 def refused(tally: Tally, dtype: str) -> list[str]:
     """A warning for each kind of checkpoint on which the engine declined every case, or failed in the same way.
 
-    >>> served = Counter({"mla model skipped no MLA": 3, "full model equivalent ": 2})
-    >>> print(*refused(Tally(served=served), "float16"))
+    >>> from eqcheck.result.tally import ServedCase
+    >>> declined, right = ServedCase("mla", "model", "skipped", "no MLA"), ServedCase("full", "model", "equivalent")
+    >>> print(*refused(Tally(served=Counter({declined: 3, right: 2})), "float16"))
     VACUOUS: every case on the checkpoint mla in float16 was declined (no MLA); take it out of kinds= if the engine \
 cannot load it
     """
     by_kind: dict[str, Counter[tuple[str, str]]] = {}
-    for name, count in tally.served.items():
-        kind, _, status, why = name.split(" ", 3)
-        by_kind.setdefault(kind, Counter())[status, why] += count
+    for one, count in tally.served.items():
+        by_kind.setdefault(one.checkpoint, Counter())[one.status, one.why] += count
     warnings: list[str] = []
     for kind, seen in by_kind.items() if len(by_kind) > 1 else ():
         whys = {why for _, why in seen}
         if "" in whys or not (len(whys) == 1 or {status for status, _ in seen} == {"skipped"}):
             continue
-        ends = "was declined" if ("skipped", min(whys)) in seen else "crashed"
+        declined = ("skipped", min(whys)) in seen
+        ends = "was declined" if declined else "crashed"
         why = one_line("; ".join(sorted(whys)[:2]), 70)
         said = f"every case on the checkpoint {kind or 'random'} in {dtype} {ends} ({why})"
-        kind_of_notice = VACUOUS if ends == "was declined" else ""  # a crash is a finding of its own
+        kind_of_notice = VACUOUS if declined else ""  # a crash is a finding of its own
         warnings.append(Notice(f"{said}; take it out of kinds= if the engine cannot load it", kind_of_notice))
     return warnings
 
@@ -158,16 +153,11 @@ def silent(tally: Tally) -> list[str]:
     return [said] if tally.run and not tally.observed[SPEAKS] else []
 
 
-def _dictated_rounds(result: Audit) -> Counter[str]:
-    observed = result.tally.observed.items()
-    return Counter({name.removeprefix(DICTATED): n for name, n in observed if name.startswith(DICTATED)})
-
-
 def _about_rounds(result: Audit) -> list[str]:
     """The warnings about rounds of dictated drafts that are wrong, whatever the tokens are."""
     if not result.coverage.get("dictated"):
         return []
-    rounds = _dictated_rounds(result)
+    rounds = result.tally.dictated
     asked, warnings = rounds[dictation.ASKED], list[str]()
     if not rounds[dictation.PLAYED]:
         said = "draft tokens were dictated, and no round used them: check how the adapter hands them over"

@@ -100,16 +100,16 @@ def stopping(
     tokens = tuple(emitted)
     start = rng.randrange(max(1, len(tokens) * 3 // 4))
     stop = tokens[start : start + rng.choice((1, 1, 2, 3, 4))]
-    kind = rng.choice(("emitted", "several", "left open", "prefix", "across a block", "at the end", "prompt", "across"))
-    if kind == "across a block":  # of the engine's cache
+    kind = rng.choice(("emitted", "several", "left-open", "prefix", "across-a-block", "at-the-end", "prompt", "across"))
+    if kind == "across-a-block":  # of the engine's cache
         edge = _CACHE_BLOCK if of_output and len(prompt) % 2 else -len(prompt) % _CACHE_BLOCK
         stop = tokens[max(0, edge - 1) : edge + 1] or stop
-    elif kind == "at the end":
+    elif kind == "at-the-end":
         stop = tokens[-rng.randint(1, 3) :]
     other = {
         "several": (tokens[start + 1 : start + 3] or stop, (tokens[0] ^ 1, tokens[-1])),
         # The tokens before the match begin another stop sequence, which is left open.
-        "left open": ((*tokens[max(0, start - 1) : start + 1], tokens[start] ^ 1),),
+        "left-open": ((*tokens[max(0, start - 1) : start + 1], tokens[start] ^ 1),),
         "prefix": (tokens[start : start + 5],),
         "prompt": (tuple(prompt[-2:]),),
         "across": ((*prompt[-1:], tokens[0]),),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import takewhile
 
 from eqcheck.abduction import Abduced
@@ -21,7 +22,6 @@ from eqcheck.lanes.checkpoint.outcome import (
     HELD_BACK,
     TOO_EARLY,
     UNEXPLAINED,
-    WRONG_TOKEN,
     abduced,
     common,
     explain,
@@ -29,6 +29,7 @@ from eqcheck.lanes.checkpoint.outcome import (
     left_behind,
     misused,
     read,
+    wrong_token,
 )
 from eqcheck.result.findings import Finding
 from eqcheck.result.outcome import HANG, UNTRIED, Outcome
@@ -45,7 +46,6 @@ from eqcheck.shrinking.tokens import duller, halved
 MANY = 16  # rows that a failure needs, beyond which it is a matter of their number
 _DRAFTING = {"ngram": "ngram", "dictated-drafts": "dictated"}
 _ENGINE = ("token_budget", "kv_blocks", "prefix_caching")
-SWITCH = "switch "
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed")
 _ROW = (*_SAMPLING, "arrival", *SCORING, "eos_token_ids", "stop_sequences", "logprobs", "prompt_logprobs",
         "cancel_after", "n")  # fmt: skip
@@ -77,26 +77,31 @@ def needs(case: EngineCase) -> tuple[str, ...]:
     """The options of a case that are not at their defaults, by name: those of the engine, then those of rows."""
     names = [name for name, drafting in _DRAFTING.items() if case.drafting == drafting]
     names += [name for name in _ENGINE if getattr(case, name) is not None]
-    names += [f"{SWITCH}{case.switch}"] if case.switch else []
+    names += [switched(case)] if case.switch else []
     names += [name for name in _ROW if any(getattr(options, name) != PLAIN[name] for options in case.options)]
     names += ["many-rows"] if len(case.rows) >= MANY else []
     return tuple({"seed": "seeds"}.get(name, name.replace("_", "-")) for name in names)
+
+
+def switched(case: EngineCase) -> str:
+    """Return the name of a need of cases: that speculation is switched as in this one."""
+    return f"switch {case.switch}"
 
 
 def without(case: EngineCase, names: tuple[str, ...]) -> EngineCase:
     """The case with the named options at their defaults; sampled rows stay sampled."""
     for name in names:
         field = {"seeds": "seed"}.get(name, name.replace("-", "_"))
-        if name.startswith(SWITCH):
-            case = replace(case, switch=None)
-        elif name == "many-rows":
+        if name == "many-rows":
             case = case.of(range(min(len(case.rows), MANY - 1)))
         elif name in _DRAFTING:
             case = replace(case, drafting="model", rows=tuple(replace(row, accepts=()) for row in case.rows))
         elif field in _ENGINE:
             case = replace(case, **{field: None})  # type: ignore[arg-type]
-        else:
+        elif field in PLAIN:
             case = case.with_options(plain(options, field) for options in case.options)
+        else:  # what is no option is the name of a switch
+            case = replace(case, switch=None)
     return case
 
 
@@ -181,7 +186,7 @@ class Failure:
     @property
     def misused(self) -> bool:
         """Return whether to ask for a wrong use of that option: in a larger case it may be beside the point."""
-        return self.scored and (self.minimised or self.outcome.symptom != WRONG_TOKEN)
+        return self.scored and (self.minimised or not wrong_token(self.outcome))
 
     def believed(self, cause: Abduced | None) -> Abduced | None:
         """The cause, but no wrong use of an option: that makes one wrong token, which says little."""
@@ -221,10 +226,10 @@ def by_larger_case(failure: Failure, so_far: Attempt) -> Attempt:
 
 def by_cases_alike(failure: Failure, so_far: Attempt) -> Attempt:
     """The cause that all wrong cases alike have in common."""
-    if so_far.found is not None or failure.misused or failure.outcome.symptom != WRONG_TOKEN:
+    if so_far.found is not None or failure.misused or not wrong_token(failure.outcome):
         return so_far
     made, enough = failure.alike(_ALIKE_WRONG)
-    found = common([failure.outcome, *(one for one in made if one.symptom == WRONG_TOKEN)])
+    found = common([failure.outcome, *(one for one in made if wrong_token(one))])
     return Attempt(found, enough or found is not None)
 
 

@@ -27,8 +27,8 @@ from eqcheck.contract.profiles import SERVED
 from eqcheck.contract.requirements import unmet
 from eqcheck.explanation.notice import guarded
 from eqcheck.lanes.checkpoint.drawing import EngineCases
-from eqcheck.lanes.checkpoint.investigate import ENDS, MANY, SWITCH, Investigation, needs, without
-from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome, abduced, explain, fitting, judged
+from eqcheck.lanes.checkpoint.investigate import ENDS, MANY, Investigation, needs, switched, without
+from eqcheck.lanes.checkpoint.outcome import EngineOutcome, abduced, explain, fitting, judged, wrong_token
 from eqcheck.lanes.checkpoint.script import checked_script, scripted, shared
 from eqcheck.lanes.lane import LESS, OF_SAMPLED_ROWS, REPEATS, ROW_OPTIONS, Lane
 from eqcheck.result.claims import Claim
@@ -163,7 +163,7 @@ class CheckpointLane(Lane):
 
     def counted(self, outcome: Outcome) -> int | None:
         number = self._belongs(outcome)
-        switch = f"{SWITCH}{outcome.case.switch}" if outcome.case.switch else ""
+        switch = switched(outcome.case) if outcome.case.switch else ""
         if number is None and (switch or outcome.symptom in ENDS):  # all may be wrong without it
             bare = self._decode(without(outcome.case, (switch or "min-new-tokens",)))
             if bare.failed:
@@ -251,7 +251,7 @@ class CheckpointLane(Lane):
                 return [self._unsteady(outcome)]
             if self.behind is None and (joined := self._after_others(outcome)) is not None:
                 self.behind = self._found(joined, left)
-            return None if self.behind is None or outcome.symptom != WRONG_TOKEN else [self.behind]
+            return None if self.behind is None or not wrong_token(outcome) else [self.behind]
         return [self._found(outcome, left)]
 
     def _found(self, outcome: Outcome, left: Callable[[], float]) -> Finding:
@@ -265,7 +265,7 @@ class CheckpointLane(Lane):
     def _after_others(self, outcome: Outcome) -> Outcome | None:
         """The failing case together with rows that its engine had served before, if it fails so each time."""
         case, arrivals = outcome.case, "arrivals" in self.decoder.capabilities
-        alike = _before(outcome) if outcome.symptom == WRONG_TOKEN else []
+        alike = _before(outcome) if wrong_token(outcome) else []
         at_once = arrivals or "many-rows" in self.decoder.capabilities
         most = self.bounds.rows if at_once else MANY - 1
         sizes = accumulate((len(one.rows) for one in reversed(alike)), initial=len(case.rows))
@@ -280,7 +280,7 @@ class CheckpointLane(Lane):
                 break
             self.carrying = {*known, joined.prefix_caching}
             tried = replace(self._decode(joined), drawn=outcome.drawn)
-            if tried.symptom == WRONG_TOKEN and self.repeats(tried):
+            if wrong_token(tried) and self.repeats(tried):
                 return tried
         self.carrying = known
         return None

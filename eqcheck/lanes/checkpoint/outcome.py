@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -22,12 +23,26 @@ from eqcheck.contract.options import PAST_STOP, options_of
 from eqcheck.explanation.records import Explanation, Given
 from eqcheck.explanation.statements import NOTHING, Statement, state, together
 from eqcheck.lanes.checkpoint.drawing import exercised
-from eqcheck.result.outcome import NearTie, Outcome, RowVerdict, check_rows
-from eqcheck.result.tally import DICTATED, DUE
+from eqcheck.result.outcome import DictatedRounds, DueDrafts, NearTie, Outcome, RowVerdict, check_rows
 
-WRONG_TOKEN = "wrong token"
-PASSED = "options/ignored-option:stop-sequences"
 HELD_BACK, TOO_EARLY = "EOS-held-back", "EOS-too-early"  # where the row has a minimum of new tokens
+
+
+class Look(NamedTuple):
+    """How a wrong row looks by itself: the name of that, and component, kind and subject where it shows them."""
+
+    name: str
+    component: str = ""
+    kind: str = ""
+    subject: str = ""
+
+    @property
+    def symptom(self) -> str:
+        return f"{self.component}/{self.name}" if self.component else self.name
+
+
+WRONG_TOKEN = Look("wrong token")
+_PASSED = Look("ignored-option:stop-sequences", "options", "ignored-option", "stop-sequences")
 
 
 @dataclass(frozen=True)
@@ -53,8 +68,18 @@ class EngineOutcome(Outcome):
         """The look of a case from outside: a crash, a wrong token, or how a row ends; empty for a right answer."""
         if self.explanation is not None:
             return self.explanation.fingerprint
-        kinds = [_symptom(self.case.rows[row.row], row) for row in self.wrong]
-        return WRONG_TOKEN if WRONG_TOKEN in kinds else next(iter(kinds), "")
+        return self.look.symptom if self.look else ""
+
+    @property
+    def look(self) -> Look | None:
+        """How the wrong rows look, a wrong token before all else; None where there are none, or the cause is known."""
+        looks = [_look(self.case.rows[row.row], row) for row in self.wrong] if self.explanation is None else []
+        return WRONG_TOKEN if WRONG_TOKEN in looks else next(iter(looks), None)
+
+
+def wrong_token(outcome: Outcome) -> bool:
+    """Return whether nothing but a wrong token is seen of a failing case."""
+    return isinstance(outcome, EngineOutcome) and outcome.look == WRONG_TOKEN
 
 
 class Returned(NamedTuple):
@@ -105,17 +130,16 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
     outputs = answered.outputs
     if case.switch:
         return _switched(case, answered)
-    observed, shown = observed_of(answer.get("observed"), len(outputs), (DICTATED, DUE)), set[str]()
+    observed, shown = observed_of(answer.get("observed"), len(outputs)), set[str]()
+    dictated, due = Counter[DictatedRounds](), Counter[DueDrafts]()
     rounds = observed.pop("rounds", None)
     if rounds is not None and case.drafting == "dictated":
-        counts, shown = dictation.played(case, outputs, rounds)
-        observed |= {f"{DICTATED}{name}": count for name, count in counts.items()}
+        dictated, shown = dictation.played(case, outputs, rounds)
     rows = tuple(judge.rows(case, outputs))
     # Wrong tokens come first: what a completion tells of its row counts only where all rows are right.
     wrong, ties = [row for row in rows if row.first is not None], any(row.ties for row in rows)
     if not wrong:
-        told = acceptance.accepted(case, outputs, {**observed, "rounds": rounds})
-        observed |= {f"{DUE}{name}": count for name, count in told.items()}
+        due = acceptance.accepted(case, outputs, {**observed, "rounds": rounds})
     if observed.get("wrong_context"):
         shown |= {"wrong_context"} if wrong else {"wrong_context", "harmless_context"}
     explanation = None if wrong else answered.told_wrongly(judge, case)
@@ -129,6 +153,8 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
         outputs=outputs,
         explanation=explanation,
         observed=observed,
+        dictated=dictated,
+        due=due,
         rows=rows,
         noise=judge.noise,
     )
@@ -156,15 +182,15 @@ def _switched(case: EngineCase, answered: Returned) -> Outcome:
     )
 
 
-def _symptom(row: EngineRow, seen: RowJudgement) -> str:
+def _look(row: EngineRow, seen: RowJudgement) -> Look:
     options, first = row.options, seen.first
     assert first is not None
     if seen.end:
-        return PASSED if seen.end == PAST_STOP else f"bookkeeping/{seen.end}"
+        return _PASSED if seen.end == PAST_STOP else Look(seen.end, "bookkeeping", seen.end)
     if options.min_new_tokens and seen.expected in options.eos_token_ids:
-        return HELD_BACK
+        return Look(HELD_BACK)
     if first + 1 <= options.min_new_tokens and seen.observed[first] in options.eos_token_ids:
-        return TOO_EARLY
+        return Look(TOO_EARLY)
     return WRONG_TOKEN
 
 
@@ -189,9 +215,10 @@ def explain(
     if not cause and left is not NOTHING:
         component, kind, statement = "state", "leaks-from-earlier-request", left
     # A cause that was searched for is named after its edit; a case that nobody can explain, after how it looks.
-    subject = "" if cause or outcome.symptom == WRONG_TOKEN else outcome.symptom.rpartition("/")[2]
-    if outcome.symptom.partition(":")[0] == f"{component}/{kind}":
-        subject = outcome.symptom.partition(":")[2]
+    look = outcome.look or WRONG_TOKEN
+    subject = "" if cause or look == WRONG_TOKEN else look.name
+    if (look.component, look.kind) == (component, kind):
+        subject = look.subject
     if search and search.surprising:
         subject = search.edit.partition(":")[0]
     row = outcome.wrong[0]
@@ -264,7 +291,7 @@ def left_behind(outcome: Outcome, decode: Callable[[EngineCase], Outcome]) -> St
     A fault that comes with the number or the place of rows stays the same with other prompts.
     """
     case = outcome.case
-    if not isinstance(outcome, EngineOutcome) or outcome.symptom != WRONG_TOKEN or case.token_budget or case.kv_blocks:
+    if not isinstance(outcome, EngineOutcome) or outcome.look != WRONG_TOKEN or case.token_budget or case.kv_blocks:
         return NOTHING
     number = outcome.wrong[0].row
     due = [row.options.arrival + row.options.max_new_tokens for row in case.rows]

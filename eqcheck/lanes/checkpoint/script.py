@@ -35,6 +35,7 @@ from eqcheck.contract.options import ORDER
 from eqcheck.explanation.statements import needs_words, plain_words, reason, sentence
 from eqcheck.lanes.checkpoint import exhibit
 from eqcheck.result.findings import Finding
+from eqcheck.result.outcome import HANG
 from eqcheck.truth import law
 from eqcheck.workers.worker import child_environment
 
@@ -99,7 +100,7 @@ def scripted(decoder: Decoder, finding: Finding) -> bool:
     failure = finding.outcome.explanation
     told = failure is not None and finding.outcome.outputs is not None  # beside tokens that are right
     told = told and not isinstance(finding.case, SampledEngineCase)  # a law is wrong by its tokens
-    return bool(hook(decoder.function, "script")) and finding.outcome.symptom != "crash/hang" and not told
+    return bool(hook(decoder.function, "script")) and finding.outcome.symptom != HANG and not told
 
 
 def checked_script(decoder: Decoder, version: str, python: str, finding: Finding) -> str | None:
@@ -183,7 +184,7 @@ def about_case(needs: Sequence[str], plain: str) -> str:
     >>> about_case((), "right")
     'Fails at default settings. Without speculation the engine is correct.'
     """
-    named = needs_words(needs).replace("default settings", "fails at default settings")
+    named = needs_words(needs) if needs else f"fails at {needs_words(needs)}"
     return " ".join(sentence(words) for words in (named, plain_words(plain)) if words)
 
 

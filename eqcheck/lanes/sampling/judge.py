@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -28,8 +29,7 @@ from eqcheck.lanes.checkpoint.outcome import returned
 from eqcheck.lanes.sampling.decode import Mark, Outputs, SampledRun, broken, decode, laws_of, marks, repeated
 from eqcheck.result import declining, losses
 from eqcheck.result.findings import Audit, Finding, LawEvidence
-from eqcheck.result.outcome import Outcome
-from eqcheck.result.tally import DICTATED, DUE
+from eqcheck.result.outcome import DueDrafts, Outcome
 from eqcheck.sampling.exclusion import Exclusion
 from eqcheck.sampling.laws import Floats, SampledRow
 from eqcheck.sampling.naming import Named
@@ -240,7 +240,7 @@ def judged(judge: Judge, dtype: str, case: SampledEngineCase, answer: Mapping[st
     if told.failure:
         return SampledOutcome(case, "violation", explanation=told.failure)
     outputs = told.outputs
-    observed = observed_of(answer.get("observed"), len(outputs), (DICTATED, DUE))
+    observed = observed_of(answer.get("observed"), len(outputs))
     laws = laws_of(case, outputs, dtype)
     sampled = {number: own.row for number, own in laws.items()}
     ends = wrong_end(case, outputs)
@@ -249,9 +249,9 @@ def judged(judge: Judge, dtype: str, case: SampledEngineCase, answer: Mapping[st
     )
     status, raw_drafts = "violation" if explanation else "equivalent", {n: own.raw_draft for n, own in laws.items()}
     rounds = observed.pop("rounds", None)
+    due = Counter[DueDrafts]()
     if explanation is None:
-        kept = acceptance.accepted_of_sampled(case, rounds, sampled, raw_drafts)
-        observed |= {f"{DUE}{name}": count for name, count in kept.items()}
+        due = acceptance.accepted_of_sampled(case, rounds, sampled, raw_drafts)
     return SampledOutcome(
         case,
         status,
@@ -261,6 +261,7 @@ def judged(judge: Judge, dtype: str, case: SampledEngineCase, answer: Mapping[st
         outputs=outputs,
         explanation=explanation,
         observed=observed,
+        due=due,
         sampled={} if ends else sampled,
         raw_drafts=raw_drafts,
     )
@@ -459,7 +460,7 @@ def conclusions(result: Audit) -> None:
         result.warnings.append(f"the decoder does not claim to be lossless (lossless=): {why}")
     result.warnings += _vacuous(result, wealth)
     if result.lane == "checkpoint-sampling":
-        result.warnings += losses.warnings(losses.due(result.tally.observed))
+        result.warnings += losses.warnings(losses.due(result.tally.due))
         result.warnings += silent(result.tally) if drafts else []
         result.warnings += declining.too_many(result.tally.declined, result.tally.drawn)
 

@@ -78,7 +78,7 @@ def _with_axes(result: Audit, finding: Finding) -> Finding:
     failing = Counter(
         {(axis, value): failed for axis, values in finding.axes.items() for value, (failed, _) in values.items()}
     ) or places(lambda one: bool(one.symptom) and one.symptom in finding.seen)
-    crashing = places(lambda one: one.symptom.startswith("crash/") and one.symptom not in finding.seen)
+    crashing = places(lambda one: one.crashed and one.symptom not in finding.seen)
     placed = [one for one in result.tally.placed if one.claimed == claimed]
     restrictions = conditions(
         [one for one in placed if one.symptom and one.symptom in finding.seen],

@@ -196,7 +196,7 @@ def features(case: Case, truth: Truth, rounds: list[list[ScriptedRound]]) -> lis
         "eos first": raised["eos_first"],
         "eos at limit": raised["eos_at_limit"],
         "ends early": next((own.ends for of_rows in early for own in of_rows if own.ends), "together"),
-        "eos inside": "eos inside the block" in ends,
+        "eos inside": "eos-inside-the-block" in ends,
         "limit inside": any(own.ends == "limit" and own.emitted <= own.accepted for own in every),
         "pad": "eos" if raised["pad_is_eos"] else "p" * raised["pad_in_prompt"] + "e" * raised["pad_emitted"],
         "agreement": case.agreement is not None,

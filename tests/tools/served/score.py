@@ -16,7 +16,7 @@ from eqcheck.checkpoints.judge import Judge
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.lanes.checkpoint.drawing import alike
-from eqcheck.lanes.checkpoint.outcome import WRONG_TOKEN, EngineOutcome, common, evidence, judged
+from eqcheck.lanes.checkpoint.outcome import EngineOutcome, common, evidence, judged, wrong_token
 from served.builds import DTYPE, ENGINES, KINDS
 from served.engine import Engine
 from served.fault import Fault
@@ -138,7 +138,7 @@ def check_fault(fault: Fault) -> FaultScore:
     verdicts = tuple(one.verdict(fault) for one in said)
     result, together = next((one for one in verdicts if one in ("right", "false")), ""), None
     if not result and wrong:
-        found = (_together(engine, outcome) for outcome in wrong if outcome.symptom == WRONG_TOKEN)
+        found = (_together(engine, outcome) for outcome in wrong if wrong_token(outcome))
         together = next((one for one in found if one.fingerprint), None)
         result = together.verdict(fault) if together else "open" if "open" in verdicts else "none"
     seconds = round(time.perf_counter() - begun, 1)
@@ -148,7 +148,7 @@ def check_fault(fault: Fault) -> FaultScore:
 def _together(engine: Engine, outcome: EngineOutcome) -> Said:
     """What an audit says of a case by others like it, which it decodes where one case alone says too little."""
     others = [decoded(engine, alike(outcome.case, number)) for number in range(ALIKE)]
-    found = common([outcome, *(one for one in others if one.symptom == WRONG_TOKEN)])
+    found = common([outcome, *(one for one in others if wrong_token(one))])
     return Said() if found is None else Said(f"{found.component}/{found.kind}", found.open)
 
 
