@@ -144,14 +144,10 @@ def _ends(result: Audit, finding: Finding) -> list[str]:
         return []
     if always := _with_others(failing, right):
         return always
+    # The last token is cut off whatever it is: one fault, which an EOS and a limit would tell as two.
     if last := _last_token(failing):
         return [ended_by([("last-token", last)], 0, len(failing))]
     left, ends = failing, list[tuple[str, int]]()
-    at_limit = [facts for facts in failing if _missing(facts) == 1]
-    last = [*at_limit, *(facts for facts in failing if facts.get("statement") == "eos-missing")]
-    if len(at_limit) >= _ENOUGH and len(last) >= _NEARLY_ALL * len(failing):
-        # The last token is cut off whatever it is: one fault, which an EOS and a limit would tell as two.
-        return [ended_by([("last-token", len(last))], 0, len(failing))]
     # The end that explains most failing cases is told and its cases are taken out, then the next one: counted over all
     # cases, an end that often comes with the true one would be told beside it.
     while left and len(ends) < len(ENDS):
