@@ -22,6 +22,7 @@ from eqcheck.abduction.queries import Round, Turn, allowed, answers, plain_row
 from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineRow
 from eqcheck.checkpoints.dictation import agreeing
 from eqcheck.checkpoints.truth import AskedRow, row_with
+from eqcheck.contract.endings import RowEnd, ended_by
 from eqcheck.contract.options import LISTS, PENALTIES, SCORING, RowOptions, ended, shifted
 from eqcheck.explanation.records import many
 
@@ -94,20 +95,21 @@ def returned(edit: str, count: int | None = None, *, once: bool = False) -> Hypo
     return Hypothesis(edit=EDITS[edit], parameters=parameters, once=once)
 
 
+_PASSED = {"eos": "eos-passed", "stop": "stop-passed", "limit": "limit-passed"}
+
+
 def wrong_end(evidence: Evidence) -> tuple[Hypothesis, int, int] | None:
     """The first row whose tokens are right but that ends early or late: how, the row, and the index."""
     ends = []
     for row in evidence.judged:
-        output, right = evidence.returned[row], evidence.outputs[row]
-        end, surplus = evidence.end(row), output[len(right) :]
-        if len(output) < end:
-            ends.append((returned("ends-early", len(output)), row, len(output)))
-        elif surplus:
-            options = evidence.case.rows[row].options
-            edit = "stop-passed" if options.ended(right) else "limit-passed"
-            edit = "eos-passed" if right[-1] in options.eos_token_ids else edit
-            edit = "pads-after-end" if set(surplus) == {PAD} and PAD not in options.eos_token_ids else edit
-            ends.append((returned(edit, len(surplus)), row, end))
+        output, right, options = evidence.returned[row], evidence.outputs[row], evidence.case.rows[row].options
+        by = ended_by(right, options.eos_token_ids, options.stop_sequences)
+        end = RowEnd(len(output), evidence.end(row), by)
+        if end.early:
+            ends.append((returned("ends-early", end.length), row, end.first))
+        elif end.surplus:
+            pads = set(output[end.due :]) == {PAD} and PAD not in options.eos_token_ids
+            ends.append((returned("pads-after-end" if pads else _PASSED[by], end.surplus), row, end.first))
     if not ends:
         return None
     hypothesis, row, index = min(ends, key=lambda end: end[2])
