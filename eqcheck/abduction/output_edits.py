@@ -22,6 +22,7 @@ from eqcheck.abduction.queries import Round, Turn, allowed, answers, plain_row
 from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineRow
 from eqcheck.checkpoints.dictation import agreeing
 from eqcheck.checkpoints.truth import AskedRow, row_with
+from eqcheck.contract.endings import RowEnd, ended_by
 from eqcheck.contract.options import LISTS, PENALTIES, SCORING, RowOptions, ended, shifted
 from eqcheck.explanation.records import many
 
@@ -94,6 +95,9 @@ def returned(edit: str, count: int | None = None, *, once: bool = False) -> Hypo
     return Hypothesis(edit=EDITS[edit], parameters=parameters, once=once)
 
 
+_PASSED = {"eos": "eos-passed", "stop": "stop-passed", "limit": "limit-passed"}
+
+
 def wrong_end(evidence: Evidence) -> tuple[Hypothesis, int, int] | None:
     """The first row whose tokens are right but that ends early or late: how, the row, and the index."""
     ends = [end for row in evidence.judged if (end := _wrong_end_of(evidence, row)) is not None]
@@ -107,18 +111,17 @@ def wrong_end(evidence: Evidence) -> tuple[Hypothesis, int, int] | None:
 
 
 def _wrong_end_of(evidence: Evidence, row: int) -> tuple[Hypothesis, int, int] | None:
-    output, right = evidence.returned[row], evidence.outputs[row]
-    end, surplus = evidence.end(row), output[len(right) :]
-    if len(output) < end:
-        return returned("ends-early", len(output)), row, len(output)
-    if not surplus:
+    """How a row ends wrongly, and the index of the first token that shows it; None where it ends where it should."""
+    output, right, options = evidence.returned[row], evidence.outputs[row], evidence.case.rows[row].options
+    by = ended_by(right, options.eos_token_ids, options.stop_sequences)
+    end = RowEnd(len(output), evidence.end(row), by)
+    if end.early:
+        return returned("ends-early", end.length), row, end.first
+    if not end.surplus:
         return None
-    options = evidence.case.rows[row].options
-    # The names of a surplus, each more telling than those above it: an EOS may be a stop as well, and pads say most.
-    edit = "stop-passed" if options.ended(right) else "limit-passed"
-    edit = "eos-passed" if right[-1] in options.eos_token_ids else edit
-    edit = "pads-after-end" if set(surplus) == {PAD} and PAD not in options.eos_token_ids else edit
-    return returned(edit, len(surplus)), row, end
+    # Pads say more than what they follow, unless the pad is an EOS that the row may have been given again.
+    pads = set(output[end.due :]) == {PAD} and PAD not in options.eos_token_ids
+    return returned("pads-after-end" if pads else _PASSED[by], end.surplus), row, end.first
 
 
 def _end_of_another(evidence: Evidence) -> int | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from eqcheck.attribution.record import Write
 from eqcheck.contract.completion import Completion
 from eqcheck.contract.decoders import RowOptions
+from eqcheck.contract.endings import EARLY, RowEnd, ended_by
 from eqcheck.decoding.run import Run
 from eqcheck.explanation.records import Explanation, Given
 from eqcheck.explanation.statements import Statement, WholeRow, state, together, whole_row
@@ -122,7 +123,7 @@ def diagnose(verdict: RowVerdict, index: int, run: Run, known: CommitKnowledge) 
     end = ends(expected, observed, run.case.eos_token_ids, -1 if ran_on else pad)
     if end is not None:
         said = together(end[1], *known.ending) if known.ending else end[1]
-        may = endings(said.facts) if end[0] == "premature-stop" else ()
+        may = endings(said.facts) if end[0] == EARLY else ()
         # One round shows what may have ended the row; which of it did, only many cases show.
         return Diagnosis(end[0], said._replace(facts=said.facts | ({"may_end_by": " ".join(may)} if may else {})))
     token = observed[index]
@@ -190,21 +191,24 @@ def ends(
     expected: tuple[int, ...], observed: tuple[int, ...], eos: tuple[int, ...], pad: int
 ) -> tuple[str, Statement] | None:
     """The kind of a row that is right as far as it goes but ends too early or too late; None for any other."""
-    if len(observed) < len(expected) and expected[: len(observed)] == observed:
-        if len(observed) == len(expected) - 1 and expected[-1] in eos:
-            return "premature-stop", state("eos-missing")
-        if not observed:
-            return "premature-stop", state("nothing-emitted", expected_tokens=len(expected))
-        return "premature-stop", state("ends-early", emitted=len(observed), expected_tokens=len(expected))
-    if len(observed) > len(expected) and observed[: len(expected)] == expected:
-        surplus = observed[len(expected) :]
-        after_eos = bool(expected) and expected[-1] in eos
-        if set(surplus) == {pad}:
-            return "pad-in-output", state("pads-behind", pads=len(surplus))
-        if after_eos:
-            return "past-eos", state("goes-on", tokens=len(surplus))
-        return "over-length", state("too-long", tokens=len(observed), limit=len(expected))
-    return None
+    end = RowEnd(len(observed), len(expected), ended_by(expected, eos))
+    if not end.kind or expected[: end.first] != observed[: end.first]:
+        return None
+    if set(observed[end.due :]) == {pad}:
+        return "pad-in-output", state("pads-behind", pads=end.surplus)
+    return end.kind, _wrong_end(end)
+
+
+def _wrong_end(end: RowEnd) -> Statement:
+    if not end.early:
+        if end.by == "eos":
+            return state("goes-on", tokens=end.surplus)
+        return state("too-long", tokens=end.length, limit=end.due)
+    if end.by == "eos" and end.length == end.due - 1:
+        return state("eos-missing")
+    if not end.length:
+        return state("nothing-emitted", expected_tokens=end.due)
+    return state("ends-early", emitted=end.length, expected_tokens=end.due)
 
 
 def endings(facts: Mapping[str, int | str]) -> tuple[Ending, ...]:

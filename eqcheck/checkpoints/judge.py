@@ -11,6 +11,7 @@ import torch
 from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.checkpoints.truth import FunctionTruth, ModelTruth, Truth, with_options
+from eqcheck.contract.endings import EARLY
 from eqcheck.contract.options import SCORING, RowOptions
 from eqcheck.result.outcome import NearTie
 from eqcheck.truth import ties
@@ -28,7 +29,7 @@ class RowJudgement:
 
     ``expected`` is the target's token there, None where the row should have ended; ``ties`` are the
     near-ties before it; ``margin`` is by how much the target prefers its own token. ``end`` is the wrong end,
-    see `RowOptions.wrong_end`.
+    see `RowOptions.end`.
     """
 
     row: int
@@ -111,7 +112,8 @@ class Judge:
     ) -> RowJudgement:
         choices = scores.argmax(-1).tolist()
         near: list[NearTie] = []
-        end, last = row.options.wrong_end(observed) or ("", len(observed))
+        wrong_end = row.options.end(observed)
+        end, last = wrong_end.kind, wrong_end.first
         first, margin = last if end else None, 0.0
         for index, token in enumerate(observed[:last]):
             if token != choices[index]:
@@ -120,7 +122,7 @@ class Judge:
                     first, end = index, ""
                     break
                 near.append(NearTie(number, index, choices[index], token, margin, bound))
-        expected = None if first is None or end not in ("", "premature-stop") else choices[first]
+        expected = None if first is None or end not in ("", EARLY) else choices[first]
         return RowJudgement(number, observed, first, expected, tuple(near), margin, end)
 
     def _bound(self, case: EngineCase, outputs: Sequence[Sequence[int]], scores: Sequence[torch.Tensor]) -> float:

@@ -11,6 +11,7 @@ from functools import cached_property, lru_cache
 from sys import float_info
 from typing import Annotated, Any, ClassVar
 
+from eqcheck.contract.endings import RowEnd, ended_by, row_end
 from eqcheck.contract.errors import UsageError, did_you_mean
 from eqcheck.contract.fields import Meta, check
 
@@ -172,9 +173,6 @@ SCORING: dict[str, Any] = {"min_new_tokens": 0, "no_repeat_ngram_size": 0, **PEN
 """All options that change scores, also in greedy rows, with the values that turn them off."""
 
 
-PAST_STOP = "past-stop"
-"""Name of the wrong end of a row that continues after a stop sequence; the other wrong ends are kinds."""
-
 _TOKENS = {"is": "a list of token ids"}
 _STOPS = {"is": "a list of lists of token ids"}
 _BIAS = {"is": "finite numbers by token id"}
@@ -295,7 +293,7 @@ class RowOptions:
 
     def ended(self, tokens: Sequence[int]) -> bool:
         """Return whether the new tokens end with an EOS or a stop sequence."""
-        return tokens[-1:] != tokens[:0] and (tokens[-1] in self.eos_token_ids or bool(self.stops_of(tokens)))
+        return ended_by(tokens, self.eos_token_ids, self.stop_sequences) != "limit"
 
     def cut(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """Cut new tokens after the first EOS or stop sequence.
@@ -303,24 +301,19 @@ class RowOptions:
         >>> RowOptions(4, (9,), stop_sequences=((2, 3), (5,))).cut((3, 2, 3, 9))
         (3, 2, 3)
         """
-        return tuple(tokens[: next((n for n in range(1, len(tokens)) if self.ended(tokens[:n])), len(tokens))])
+        return tuple(tokens[: row_end(tokens, len(tokens), self.eos_token_ids, self.stop_sequences).due])
 
-    def wrong_end(self, tokens: Sequence[int]) -> tuple[str, int] | None:
-        """Name the wrong end of a row, and the index of the first surplus or missing token; None if it ends correctly.
-
-        The name is a kind of bookkeeping, or `PAST_STOP`.
+    def end(self, tokens: Sequence[int]) -> RowEnd:
+        """Return where a row with these new tokens had to end; a cancelled row may end early.
 
         >>> row = RowOptions(3, eos_token_ids=(9,))
-        >>> row.wrong_end((1, 9, 2)), row.wrong_end((1, 2)), row.wrong_end((1, 2, 3))
-        (('past-eos', 2), ('premature-stop', 2), None)
+        >>> [(end.kind, end.first) for end in map(row.end, ((1, 9, 2), (1, 2), (1, 2, 3)))]
+        [('past-eos', 2), ('premature-stop', 2), ('', 3)]
         """
-        right, limit = self.cut(tokens[: self.max_new_tokens]), self.max_new_tokens
-        if len(tokens) > len(right):
-            if self.ended(right):
-                return "past-eos" if right[-1] in self.eos_token_ids else PAST_STOP, len(right)
-            return "over-length", limit
-        enough = min(limit, self.cancel_after or limit)
-        return None if len(right) >= enough or self.ended(right) else ("premature-stop", len(right))
+        end = row_end(tokens, self.max_new_tokens, self.eos_token_ids, self.stop_sequences)
+        if end.early and self.cancel_after:
+            return end._replace(due=max(len(tokens), min(end.due, self.cancel_after)))
+        return end
 
 
 def cancelled(options: Sequence[RowOptions], rows: Sequence[Sequence[int]]) -> dict[str, bool]:

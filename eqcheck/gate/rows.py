@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eqcheck.contract.endings import EARLY, row_end
 from eqcheck.contract.errors import UsageError, one_line
 
 # Read the answers of servers: whatever is not as it should be is one line, `ServerError`.
@@ -420,12 +421,12 @@ class Row:
 
     def wrong_end(self, ends: Sequence[int]) -> str:
         """Return the kind of a wrong end, empty for a right one. ``ends`` are ids that end a row."""
-        tokens, limit = self.answer.tokens, self.asked.max_tokens
-        if any(token in (*self.asked.stops, *ends) for token in tokens[:-1]):
-            return "past-eos"
-        if len(tokens) > limit:
-            return "over-length"
-        return "premature-stop" if self.answer.finish_reason == "length" and len(tokens) < limit else ""
+        limit = self.asked.max_tokens
+        end = row_end(self.answer.tokens, limit, {*self.asked.stops, *ends})
+        if end.surplus:
+            return end.kind
+        # Only where the server names the limit: else an id that is not known to end rows may have ended this one.
+        return EARLY if self.answer.finish_reason == "length" and end.length < limit else ""
 
 
 class SecondChoices(NamedTuple):

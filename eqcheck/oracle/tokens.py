@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from eqcheck.attribution.bookkeeping import ends, prompt_returned
+from eqcheck.contract.endings import EARLY, row_end
 from eqcheck.explanation.records import BY_TOKENS, Explanation, Given
 from eqcheck.explanation.statements import Statement, ends_early, state
 from eqcheck.result.outcome import RowVerdict
-from eqcheck.truth.rounded import within
 
 Ids = tuple[int, ...]
 Kind = tuple[str, Statement]
@@ -88,10 +88,10 @@ class Checked:
     def _end(self, row: RowVerdict) -> tuple[Kind | None, int]:
         """Return the kind of a row that ends where none may, whatever its tokens should be, and where it had to end."""
         tokens = row.observed
-        own = within(tokens, self.limit, self.eos)
-        if len(own) < self.limit and own[-1:] not in [(one,) for one in self.eos]:
-            return ("premature-stop", ends_early(len(own), self.limit)), len(own)
-        return ends(own, tokens, self.eos, -1 if self.pad is None else self.pad), len(own)
+        end = row_end(tokens, self.limit, self.eos)
+        if end.early:
+            return (EARLY, ends_early(end.length, self.limit)), end.length
+        return ends(tokens[: end.due], tokens, self.eos, -1 if self.pad is None else self.pad), end.due
 
     def _whole(self, wrong: Sequence[RowVerdict], follow: Follow) -> tuple[RowVerdict, Statement] | None:
         """Return the first row with its prompt, behind which near-ties count as right; rows without are left out."""

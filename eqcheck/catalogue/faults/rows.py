@@ -125,7 +125,7 @@ class GrowsOutOfOneCache:
                 if (other := beginning_of(self, i)) is not None:
                     self.caches[i], self.lengths[i] = self.caches[other], self.starts[other]
 
-    class Sharing(PagedModel):
+    class SharedBlocks(PagedModel):
         def own(self, block: int) -> int:
             return block
 
@@ -139,7 +139,7 @@ class GrowsOutOfOneCache:
     class InBlocks(PagedEngine):
         def join(self, i: int) -> None:
             if (other := beginning_of(self, i)) is not None:
-                cast(GrowsOutOfOneCache.Sharing, self.verifier).share(other, i, self.starts[other])
+                cast(GrowsOutOfOneCache.SharedBlocks, self.verifier).share(other, i, self.starts[other])
             super().join(i)
 
 

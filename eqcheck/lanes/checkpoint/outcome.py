@@ -17,9 +17,10 @@ from eqcheck.checkpoints.judge import BUILT_NOISE, Judge, RowJudgement, truth
 from eqcheck.checkpoints.models import checkpoint
 from eqcheck.construction.function import VOCABULARY
 from eqcheck.contract.completion import Completion, observed_of, split, told
+from eqcheck.contract.endings import PAST_STOP
 from eqcheck.contract.errors import one_line
 from eqcheck.contract.kinds import FINGERPRINTS
-from eqcheck.contract.options import PAST_STOP, options_of
+from eqcheck.contract.options import options_of
 from eqcheck.explanation.records import Explanation, Given
 from eqcheck.explanation.statements import NOTHING, Statement, state, together
 from eqcheck.lanes.checkpoint.drawing import exercised

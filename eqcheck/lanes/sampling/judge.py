@@ -158,14 +158,14 @@ def wrong_end(
     """The first sampled row that ends in one of these wrong ways: too early, behind its EOS, or beyond its limit."""
     for number in case.sampled:
         output, options = outputs[number], case.options[number]
-        kind, index = options.wrong_end(output) or ("", 0)
-        if kind in kinds:
+        end = options.end(output)
+        if end.kind in kinds:
             statement = {
                 "premature-stop": ends_early(len(output), options.max_new_tokens),
-                "past-eos": state("goes-on", tokens=len(output) - index),
+                "past-eos": state("goes-on", tokens=end.surplus),
                 "over-length": state("too-long", tokens=len(output), limit=options.max_new_tokens),
-            }[kind]
-            read = explained(case, "bookkeeping", kind, number, index, output, statement.detail)
+            }[end.kind]
+            read = explained(case, "bookkeeping", end.kind, number, end.first, output, statement.detail)
             return replace(read, facts=statement.facts)
     return None
 
