@@ -273,14 +273,20 @@ def prompt_returned(
     for one in ids:
         found = {row: _whole(prompts[row.row], row, limits[row.row], one) for row in wrong}
         wholes = {row: whole for row, whole in found.items() if isinstance(whole, _Whole)}
-        if all(found.values()):
-            for row, whole in wholes.items():
-                if _proves(prompts[row.row], row, whole):
-                    starts = {len(prompts[r.row]) + w.before + w.between for r, w in wholes.items()}
-                    padded = any(one.before or one.between for one in wholes.values())
-                    behind = any(one.behind for one in wholes.values())
-                    return row, whole_row(WholeRow(len(prompts[row.row]), *whole), starts, padded, behind)
+        if all(found.values()) and (proof := _proof(prompts, wholes)):
+            return proof
     return _short_start(prompts, rows, limits, pad, eos)
+
+
+def _proof(prompts: Sequence[Ids], wholes: Mapping[RowVerdict, _Whole]) -> tuple[RowVerdict, Statement] | None:
+    """The first whole row that proves that rows are returned whole, with the statement on it."""
+    row = next((row for row, whole in wholes.items() if _proves(prompts[row.row], row, whole)), None)
+    if row is None:
+        return None
+    starts = {len(prompts[r.row]) + w.before + w.between for r, w in wholes.items()}
+    padded = any(whole.before or whole.between for whole in wholes.values())
+    behind = any(whole.behind for whole in wholes.values())
+    return row, whole_row(WholeRow(len(prompts[row.row]), *wholes[row]), starts, padded, behind)
 
 
 def _short_start(

@@ -290,6 +290,8 @@ def _common_offset(due: Mapping[int, Entry], at: int, query_position: int) -> in
 
 def _slots(view: QueryView, right: dict[int, Entry], offset: int, deviations: Sequence[Deviation]) -> list[Slot]:
     """The row's cache as the query saw it, and behind it the tokens that are in no slot."""
+    # Drawn for a reader, so a slot shows what he can look up: no position ids where the model takes none, and no blanks
+    # in a state, which has no memory to be blank.
     due = view.due(right)
     slots = [_slot(view, entry, due, offset) for entry in view.entries]
     if not view.family.fed:  # such models take no position ids, so there are none to be shown

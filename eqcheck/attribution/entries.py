@@ -80,6 +80,8 @@ class Torn(NamedTuple):
 
 def disagreement(copies: Ints, layers: slice) -> Torn:
     """The disagreement between the copies ``[layer, K/V, head, width]`` of one slot, of these layers."""
+    # From what explains all copies at once to what may be a consequence: an entry that no model wrote also disagrees
+    # about its token, and one that was written to another place disagrees about its layer.
     right = _PLACES[layers]
     if (copies[..., MODEL] == NO_MODEL).any():
         return Torn("no-model", origin("no-model"))
@@ -254,6 +256,8 @@ def told(record: Record, write: Write, root: Deviation, deviations: Iterable[Dev
 
 
 def _of_missing(record: Record, call: Call, row: int, request: int, missing: list[int]) -> Statement:
+    # An overwritten slot names a culprit, so it is told before an entry that was merely let go. Only entries that one
+    # call overwrote with one kind of thing are told together: the first such group is the cause, others follow.
     over = {at: overwritten(record, call, row, request, at) for at in missing}
     first = next((place for place in over.values() if place is not None), None)
     if first is not None:
@@ -300,6 +304,7 @@ def _listed(numbers: Iterable[int]) -> str:
 
 def sightings(record: Record, entry: Write, until: int) -> Iterator[EntrySeen]:
     """Every call after the one that wrote an entry in which it is in a batch row, up to a call."""
+    # The query of a pad or a draft may see anything, so "attended" counts queries of the row's tokens only.
     for number in sorted(n for n in record.calls if entry[0] < n <= until):
         call = record.calls[number]
         for row in range(call.kv[0].shape[1]):
@@ -320,6 +325,8 @@ def _of_entry(record: Record, entry: Write, call: Call, row: int, slot: int) -> 
     """
     if entry not in record.of:
         return NOTHING
+    # Other batch rows count up to the call before: a row may have moved there. In the call itself they are copies, not
+    # where the entry was.
     seen = [at for at in sightings(record, entry, call.number) if at.call < call.number or at.batch_row == row]
     now = next((at for at in reversed(seen) if (at.call, at.slot) == (call.number, slot)), None)
     if now is None:
@@ -444,6 +451,9 @@ class QueryView:
 
 def entries(call: Call, row: int, of: Mapping[Write, Label], calls: Mapping[int, Call], family: Family) -> list[Entry]:
     """The slots of a batch row in a call, none of them visible yet; ``of`` and ``calls`` are of the call's model."""
+    # Copies are compared for all slots at once, and only those that disagree are looked into: this runs for each query
+    # that is read. A pad that a case had written as meaningless numbers is told by its write, since its copies say
+    # nothing.
     listed = []
     copies = np.stack([kv[:, row] for kv in call.kv])  # [layer, K/V, head, slot, width]
     emptied = emptied_slots(call, row, copies)

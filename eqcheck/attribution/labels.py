@@ -126,9 +126,8 @@ def beginnings(record: Record, call: Call, row: int) -> dict[int, int]:
             at, prompt = positions[column], len(request.prompt)
             reached = {label.position for label in held if label.request == number}
             goes_on = at == max(reached, default=-1) + 1 or (not reached and record.continues(number, at))
-            new = (
-                column > 0 < at and prompt > _CHANCE and not reached and number not in {*record.rounds, *begun.values()}
-            )
+            unfed = not reached and number not in {*record.rounds, *begun.values()}
+            new = unfed and column > 0 < at and prompt > _CHANCE
             if new and _opens(tokens, positions, column, request.prompt, record.pad):
                 begun[column] = number
                 break
@@ -152,7 +151,6 @@ def segments(record: Record, call: Call, row: int, places: Places, begun: dict[i
     """
     slots = writes(call, row)
     tokens, positions = call.tokens[row].tolist(), call.positions[row].tolist()
-    prompts = [request.prompt for request in record.requests]
     owners: list[int] = []
     edges: list[int] = []
     for column in range(call.tokens.shape[1]):
@@ -163,11 +161,8 @@ def segments(record: Record, call: Call, row: int, places: Places, begun: dict[i
         exact = [request for request, _ in places[column]]
         own = [owners[at] for number, _, at in seen if number == call.number and at < column]
         next_to = column > 0 and positions[column] == positions[column - 1] + 1
-        goes_on = False
-        if owners and owners[-1] >= 0 and not votes and not own:
-            at = positions[edges[-1]] + column - edges[-1]
-            begins = any(_begins(tokens, column, prompt) for n, prompt in enumerate(prompts) if n not in owners)
-            goes_on = record.is_at(owners[-1], at, tokens[column]) or (next_to and not begins)
+        alone = not votes and not own
+        goes_on = alone and _owner_goes_on(record, tokens, positions, column, owners, edges)
         # The digest decides before the votes: a mask that shows another request's entries gives that request the votes,
         # and the fault would be taken for the owner. Before both comes the text: a request that begins or goes on
         # there by its tokens is meant, however wrong its mask and positions are.
@@ -183,6 +178,19 @@ def segments(record: Record, call: Call, row: int, places: Places, begun: dict[i
             edges.append(column)
         owners.append(owner)
     return [range(a, b) for a, b in zip(edges, [*edges[1:], len(owners)], strict=True)]
+
+
+def _owner_goes_on(
+    record: Record, tokens: list[int], positions: list[int], column: int, owners: list[int], edges: list[int]
+) -> bool:
+    """Return whether the segment before a column goes on in it by its text, or by its position where nothing begins."""
+    if not owners or owners[-1] < 0:
+        return False
+    prompts = (request.prompt for number, request in enumerate(record.requests) if number not in owners)
+    begins = any(_begins(tokens, column, prompt) for prompt in prompts)
+    next_to = positions[column] == positions[column - 1] + 1
+    at = positions[edges[-1]] + column - edges[-1]
+    return record.is_at(owners[-1], at, tokens[column]) or (next_to and not begins)
 
 
 def sees_twins(call: Call, row: int, column: int) -> bool:
@@ -647,21 +655,28 @@ class Labels(Record):
                 told = 0  # it begins by its text
             start = known.get(first, told) - first
         else:
-            slots = writes(call, row)
-            seen = (slots[slot] for slot in np.flatnonzero(call.visible[row, list(columns)].any(axis=0)))
-            votes = Counter(self.of[w].request for w in seen if w in self.of and self.of[w].what == "token")
-            aligned = align(self, call, row, set(), columns, list(votes) or None)
-            fed = {int(call.tokens[row, column]) for column in columns}
-            ahead = aligned is not None and not votes and self._ahead(*aligned, fed)
-            if aligned is None or ahead:
-                hidden = self_hidden(call, row)
-                for column in columns:
-                    fills = not votes and (ahead or hidden[column])
-                    self.of[call.number, row, column] = Label(-1, -1, "filler" if fills else "unknown")
+            aligned = self._align_segment(call, row, columns)
+            if aligned is None:
                 return -1
             (request, first, start), known = aligned, {}
         self._label_columns(call, row, columns, request, first, start, known)
         return request
+
+    def _align_segment(self, call: Call, row: int, columns: range) -> tuple[int, int, int] | None:
+        """The best start of a segment without a right query; None where none fits, and its columns are labelled so."""
+        slots = writes(call, row)
+        seen = (slots[slot] for slot in np.flatnonzero(call.visible[row, list(columns)].any(axis=0)))
+        votes = Counter(self.of[w].request for w in seen if w in self.of and self.of[w].what == "token")
+        aligned = align(self, call, row, set(), columns, list(votes) or None)
+        fed = {int(call.tokens[row, column]) for column in columns}
+        ahead = aligned is not None and not votes and self._ahead(*aligned, fed)
+        if aligned is not None and not ahead:
+            return aligned
+        hidden = self_hidden(call, row)
+        for column in columns:
+            fills = not votes and (ahead or hidden[column])
+            self.of[call.number, row, column] = Label(-1, -1, "filler" if fills else "unknown")
+        return None
 
     def _others(
         self, call: Call, row: int, columns: range, places: list[list[tuple[int, int]]], request: int

@@ -629,6 +629,7 @@ class _HeadReader:
 
     def wrong(self, chain: list[Node], due: Due) -> str | None:
         """The first wrong input of the calls that proposed a round's draft tokens."""
+        # In the order of the steps: what a step was given wrongly makes all later ones wrong, too.
         root, text = chain[0], self.texts[due.row]
         if root.call.shape == "column":
             return self.of_state(root.given, due, due.tokens - 2, root.call.number)

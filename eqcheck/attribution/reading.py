@@ -94,6 +94,8 @@ class Reader:
 
     def all_unseen(self) -> Iterator[Finding]:
         """Yield what is found of each emitted token that no query with exactly the right context stands behind."""
+        # Among the wrong queries those that answered the token come first: the decoder took its answer from one of
+        # them.
         for verdict in self.run.verdicts:
             for index, token in enumerate(verdict.observed):
                 asked, row = self._at(verdict, index), verdict.row

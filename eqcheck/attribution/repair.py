@@ -7,8 +7,8 @@ right part of the decoder's cache (mask), or the right entries (cache); each alo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from itertools import combinations
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, combinations
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -46,22 +46,25 @@ def repair(generate: Generate, run: Run, explanation: Explanation, timeout: floa
     tried = [part for part in PARTS if part != "position" or not family.stateful]
     # Small sets first: a set that contains one which restores the output says nothing more about the fault, and each
     # costs a decode.
-    for size in range(1, len(tried) + 1):
-        for parts in combinations(tried, size):
-            if any(set(parts) > set(smaller) for smaller in restores):
-                continue
-            repairer = Repairer(run, parts)
-            again = run_case(generate, run.case, timeout, repair=repairer.of)
-            failed = failed or repairer.failed
-            if again.outputs == run.truth.rows:
-                restores.append(parts)
-            elif not answered and not any(set(parts) > set(smaller) for smaller in mends):
-                mends += [parts] if _answered(again, repairer.labels, row, position) else []
+    for parts in chain.from_iterable(combinations(tried, size) for size in range(1, len(tried) + 1)):
+        if _contains_one(parts, restores):
+            continue
+        repairer = Repairer(run, parts)
+        again = run_case(generate, run.case, timeout, repair=repairer.of)
+        failed = failed or repairer.failed
+        if again.outputs == run.truth.rows:
+            restores.append(parts)
+        elif not answered and not _contains_one(parts, mends):
+            mends += [parts] if _answered(again, repairer.labels, row, position) else []
 
     def named(sets: list[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
         return tuple(tuple(PLACE if part == "position" and not family.fed else part for part in each) for each in sets)
 
     return Opinion(named(restores), () if restores else named(mends), failed)
+
+
+def _contains_one(parts: tuple[str, ...], smaller: Sequence[tuple[str, ...]]) -> bool:
+    return any(set(parts) > set(one) for one in smaller)
 
 
 def _answered(run: Run, labels: Labels, row: int, position: int) -> bool:

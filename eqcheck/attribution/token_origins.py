@@ -310,6 +310,8 @@ class Sources:
             return None
         if any(sees_twins(self.labels.calls[write[0]], *write[1:]) for write in asked.blamed):
             return None
+        # Another column of the right row gives any token now and then. A draft token, or the token before it again in a
+        # row that goes on rightly, has a simpler origin.
         row, index, position, observed = asked.row, asked.index, asked.position, asked.verdict.observed
         again = index > 0 and observed[index] == observed[index - 1]
         goes_on = asked.verdict.expected[index : index + 1] == observed[index + 1 : index + 2]
@@ -395,28 +397,30 @@ def changed(run: Run, labels: Labels, row: int) -> Changed | None:
     token must not have been fed: else the cache kept the wrong one. A decoder that feeds its whole row again has the
     prompt in the places of new tokens, and has changed nothing.
     """
+    every = (_changed_in(run, labels, row, call, seen) for call in labels.calls.values() for seen in _whole_rows(call))
+    return next((one for one in every if one is not None), None)
+
+
+def _changed_in(run: Run, labels: Labels, row: int, call: Call, seen: list[Write]) -> Changed | None:
+    """The first new token of a row that is another one in these entries, which a query of a call sees; or None."""
     outputs, prompt = run.outputs or (), run.case.prompts[row]
-    text, start = (*prompt, *outputs[row]), len(prompt)
-    for call in labels.calls.values():
-        # Each condition excludes another way to come to a cache that differs from the output: a row one place on (equal
-        # neighbours), a prompt fed anew, a cache that kept the wrong token, and too many differences for one change.
-        for seen in _whole_rows(call):
-            last = len(seen) - 1
-            if not start < last < len(text) or text[last] == text[last - 1]:
-                continue
-            held = [int(labels.calls[w[0]].tokens[w[1:]]) if w[0] in labels.calls else -1 for w in seen]
-            other = [at for at in range(last + 1) if held[at] != text[at]]
-            if not other or other[0] < start or held[last] != text[last] or len(other) * 2 > last - start + 1:
-                continue
-            position, write = other[0], seen[other[0]]
-            fed = any(label.exact for _, label in labels.queries(row, position))
-            if fed or write[0] == call.number or _begins_again(labels, write, prompt):
-                continue
-            if not _verified(run, labels, (*text[:position], held[position]), write):
-                continue
-            following = text[position + 1] if position + 1 < len(text) else None
-            return Changed(position - start, position, text[position], held[position], write[0], call.number, following)
-    return None
+    text, start, last = (*prompt, *outputs[row]), len(prompt), len(seen) - 1
+    # Each condition excludes another way to come to a cache that differs from the output: a row one place on (equal
+    # neighbours), a prompt fed anew, a cache that kept the wrong token, and too many differences for one change.
+    if not start < last < len(text) or text[last] == text[last - 1]:
+        return None
+    held = [int(labels.calls[w[0]].tokens[w[1:]]) if w[0] in labels.calls else -1 for w in seen]
+    other = [at for at in range(last + 1) if held[at] != text[at]]
+    if not other or other[0] < start or held[last] != text[last] or len(other) * 2 > last - start + 1:
+        return None
+    position, write = other[0], seen[other[0]]
+    fed = any(label.exact for _, label in labels.queries(row, position))
+    if fed or write[0] == call.number or _begins_again(labels, write, prompt):
+        return None
+    if not _verified(run, labels, (*text[:position], held[position]), write):
+        return None
+    following = text[position + 1] if position + 1 < len(text) else None
+    return Changed(position - start, position, text[position], held[position], write[0], call.number, following)
 
 
 def _begins_again(labels: Labels, write: Write, prompt: tuple[int, ...]) -> bool:

@@ -101,6 +101,8 @@ def cause(gate: Gate, wrong: Sequence[Row]) -> EditCause:
     looked_at = [row for row in wrong if row.beyond(gate.threshold) is not None][:LOOKED_AT]
     if not looked_at:
         return UNATTRIBUTED
+    # Read before searched: a server that returns its draft's own choice everywhere needs no edit of a context, and
+    # would be named for whichever edit agrees by chance.
     kept, chances = _follows_draft(gate)
     if chances >= FEW and kept > ALONE * chances:
         return EditCause("unattributed", "unattributed", given=kept, of=chances, sign=Sign.SERVES_DRAFT)
@@ -215,15 +217,10 @@ def _edits(gate: Gate, row: Row) -> Iterator[tuple[ContextEdit, tuple[int, ...]]
             place = last - back
             yield ContextEdit(Change.WITHOUT, back - 1), (*context[:place], *context[place + 1 :])
             yield ContextEdit(Change.TWICE, back - 1), (*context[: place + 1], *context[place:])
-    for back in range(1, NEAR + 1):
-        number = at - back
-        if number >= 0:
-            seen = row.places[number].likeliest
-            likely = [row.by_draft[number].best] if row.by_draft else sorted(seen, key=lambda one: -seen[one])
-            other = [one for one in likely if one != row.answer.tokens[number]]
-            place = last - back
-            for token in other[:1]:
-                yield ContextEdit(Change.DRAFT, back), (*context[:place], token, *context[place:])
+    for back in range(1, min(NEAR, at) + 1):
+        place = last - back
+        for token in _refused(row, at - back):
+            yield ContextEdit(Change.DRAFT, back), (*context[:place], token, *context[place:])
     if row.by_draft and (kept := list(_with_rejected(row, at))) != list(row.answer.tokens[:at]):
         yield ContextEdit(Change.DRAFTS), (*row.answer.prompt, *kept)
     # The sizes of the server's pages and windows are not known: pages of one size are tried, and windows of four.
@@ -239,6 +236,13 @@ def _edits(gate: Gate, row: Row) -> Iterator[tuple[ContextEdit, tuple[int, ...]]
             if at and other_row.answer.tokens[at - 1 : at]:
                 edit = ContextEdit(Change.INPUT, other_row.request - row.request)
                 yield edit, (*context[:-1], other_row.answer.tokens[at - 1])
+
+
+def _refused(row: Row, number: int) -> list[int]:
+    """Return the draft token that may have been refused at a new token: the draft's own, else the likeliest other."""
+    seen = row.places[number].likeliest
+    likely = [row.by_draft[number].best] if row.by_draft else sorted(seen, key=lambda one: -seen[one])
+    return [one for one in likely if one != row.answer.tokens[number]][:1]
 
 
 def _with_rejected(row: Row, at: int) -> Iterator[int]:
@@ -338,6 +342,7 @@ def _since_rejection(gate: Gate, wrong: Collection[int]) -> dict[str, list[int]]
     """Count by distance to the last rejected draft: a token that is not the draft's choice replaces a rejected one."""
     counts: dict[str, list[int]] = {}
     for row in gate.rows:
+        # Up to the first wrong token: what comes after it stands in a context that is another one than the referee's.
         first, since = row.beyond(gate.threshold) if id(row) in wrong else None, 0
         seen = () if row.asked.temperature or not row.by_draft else zip(row.places, row.by_draft, strict=True)
         for at, (place, by_draft) in enumerate(seen):
@@ -380,6 +385,8 @@ def telling(conditions: Counts) -> Telling | None:
         one = Telling(condition, values, wrong, rows, all_wrong - wrong, all_rows - rows)
         if one.other_rows:
             candidates.append((gathered_by_chance(wrong, rows, all_wrong, all_rows), one))
+    # Many conditions are looked at, so the least chance of them all is small by itself: it is multiplied by their
+    # number.
     chance, best = min(candidates, default=(1.0, None), key=lambda pair: pair[0])
     return best if chance * len(candidates) <= BY_CHANCE else None
 

@@ -268,6 +268,8 @@ def written(tokens: Sequence[int], parts: Sequence[Part], role: int, provenance:
         [at for at, data in enumerate(held) if not (is_filler(data) or provenance.knows(layer, role, data, kind))]
         for layer, kind, held, _ in parts
     ]
+    # A part in which every column wrote new bytes shows the slots for all parts; only where none fits is a run guessed
+    # from the tokens that known bytes stand for.
     whole = [slots for slots in new if len(slots) == len(tokens)]
     chosen = []
     for slots, (layer, kind, held, visible) in zip(new, parts, strict=True):

@@ -365,6 +365,7 @@ def wrong_law(outcome: Outcome, wealth: Wealth, cause: Named | None, impossible:
     """The wrong law explained, on this case: ``impossible`` says that it has a token without probability."""
     best = wealth.best()
     evidence = f"{wealth.supremum:.2g}"
+    # An impossible token needs no evidence over many tokens and stands first; what the bets say comes beside it.
     first = outcome.explanation if impossible else None
     clauses = [cause.words] if cause and cause.words else []
     clauses += [first.detail] if first else []

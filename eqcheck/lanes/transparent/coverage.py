@@ -175,6 +175,8 @@ def raggedness(rounds: list[list[ScriptedRound]]) -> int:
 
 def features(case: Case, truth: Truth, rounds: list[list[ScriptedRound]]) -> list[Feature]:
     """The features that a case will exercise: one name for each trait with its value, and every pair of names."""
+    # Numbers are cut to a few steps: each value is a feature that drawing wants to meet, and no decoder tells K = 12
+    # from K = 13.
     raised, lengths, spreads = _of_case(case, truth), [len(prompt) for prompt in case.prompts], _spreads(rounds)
     every = list(chain.from_iterable(rounds))
     accepted, ends = {own.accepted for own in every}, {own.ends for own in every}
@@ -260,6 +262,7 @@ def _of_rounds(run: Run) -> dict[str, bool]:
             answered.setdefault(own.row, own.call.number)
         if left <= 0 < left + own.accepted and own.row in by_eos:
             drafted_eos.add(own.row)
+    # A row that is done may stay in its batch, so the first call that answers for its last token ends it.
     accepted = set().union(*counts.values())
     drafting = [call.number for call in run.rounds.drafting] + [call.number for call in run.trace.heads]
     last = max(answered.values(), default=0)
