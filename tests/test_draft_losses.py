@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -67,6 +67,10 @@ def adds_up(losses: Counter[Loss], of: LossesOf = LossesOf.ALONE) -> bool:
     counts = Counter({loss.name: count for loss, count in losses.items() if loss.of is of})
     why = sum(counts[name] for name in (*LOSSES, *OTHERS, "wrong-context?", "lost-bonus?"))
     return counts["rounds"] == counts["ideal"] + why - counts["spared"]
+
+
+def counted(counts: Mapping[str, int]) -> Counter[Loss]:
+    return Counter({Loss(name): count for name, count in counts.items()})
 
 
 def told(engine: type[RoundEngine], cases: Sequence[Case]) -> tuple[Counter[Loss], int]:
@@ -167,7 +171,7 @@ def test_losses_of_a_planted_fault_are_the_rounds_it_costs(fault: Fault) -> None
     build = BUILDS[fault.build]
     total, rounds = told(fault.engine(), drawn(fault.families, fault.cache_states))
     counts = settled(total)
-    assert adds_up(counts)
+    assert adds_up(counted(counts))
     names = [warning.partition(":")[0] for warning in draft_warnings(total)]
     assert names[0] == fault.fingerprint, (names, counts)
     assert set(names) <= {fault.fingerprint, "draft"}
@@ -345,14 +349,14 @@ def test_draft_tokens_that_are_what_another_prompt_goes_on_with() -> None:
 
 
 def test_a_coincidence_names_no_cause() -> None:
-    now_and_then = Counter({"rounds": 100, "allowed": 60, "unasked": 20, "wrong-context?": 2})
+    now_and_then = counted({"rounds": 100, "allowed": 60, "unasked": 20, "wrong-context?": 2})
     assert draft_warnings(now_and_then) == []
-    mostly = Counter({"rounds": 100, "allowed": 60, "unasked": 2, "wrong-context?": 20})
+    mostly = counted({"rounds": 100, "allowed": 60, "unasked": 2, "wrong-context?": 20})
     assert draft_warnings(mostly)[0].startswith("draft/desync: 20 of 60 ")
 
 
 def test_what_is_not_seen_is_not_named() -> None:
-    (warning,) = draft_warnings(Counter(rounds=100, allowed=60, lost=9))
+    (warning,) = draft_warnings(counted({"rounds": 100, "allowed": 60, "lost": 9}))
     assert warning.startswith("draft: 9 of 60 draft tokens were lost (15 %)")
     assert "no cause was seen" in warning
     assert "speed, not output" in warning

@@ -6,7 +6,7 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -20,6 +20,8 @@ WORDS = {
     "clause",
     "detail",
     "stands_for",
+    "symptom",
+    "note",
     "warning",
     "warnings",
     "repair",
@@ -238,3 +240,217 @@ def test_sentences_of_causes_are_made_in_explanation() -> None:
     found = counted(sources)
     more = {place: said for place, said in found.items() if len(said) > MOST_SENTENCES[place]}
     assert not more, "\n".join(line for said in more.values() for line in said)
+
+
+# Facts are no strings. What a counter counts, and what a cause, an edit or a condition is, are enums and records: their
+# types are found in the package, and nothing that has such a type is cut, or compared with a text. Nor is any text
+# that has a blank in it a key, or compared: it is English, and whoever mends a sentence must not change a verdict.
+
+FORMATS = {
+    ("cli/replaying.py", "startswith"): "the beginning of a page of HTML",
+    ("gate/servers.py", "NotIn"): "what a server answers that has no list of models",
+    ("gate/rows.py", "key"): "the names of counters in the metrics of servers",
+    ("report/build.py", "In"): "the head of a script that some eqcheck wrote",
+    ("report/terminal.py", "startswith"): "lines of a traceback of Python",
+    ("pytest_plugin.py", "Eq"): "names of properties in a JUnit file",
+    ("explanation/text.py", "NotIn"): "a basis that reports of earlier releases have as text",
+}
+"""Texts of others, and texts in stored files: where they are read, and what they are."""
+
+
+class Facts:
+    """The types of facts in some modules, by AST: enums and records, the fields that have them, and constants."""
+
+    def __init__(self, trees: Mapping[str, ast.Module]) -> None:
+        self.trees = trees
+        self.constants: dict[tuple[str, str], ast.expr] = {}
+        self.imported: dict[tuple[str, str], tuple[str, str]] = {}
+        self.types: set[tuple[str, str]] = set()
+        classes = [(module, node) for module, tree in trees.items() for node in ast.walk(tree)]
+        for module, node in classes:
+            if isinstance(node, ast.ImportFrom):
+                names = {(module, one.asname or one.name): (node.module or "", one.name) for one in node.names}
+                self.imported |= names
+            if isinstance(node, ast.ClassDef) and {"Enum", "NamedTuple"} & set(map(_name, node.bases)):
+                self.types.add((module, node.name))
+            if isinstance(node, ast.Assign) and node in trees[module].body:
+                self.constants |= {(module, name): value for name, value in _assigned(node)}
+        fields = [
+            (module, node.name, *field)
+            for module, node in classes
+            if isinstance(node, ast.ClassDef)
+            for field in map(_field, node.body)
+            if field
+        ]
+        self.fields = {name for module, _, name, said in fields if self.typed(said, module)}
+        self.fields -= {name for module, _, name, said in fields if not self.typed(said, module)}
+        self.counters = {(of, name): key for _, of, name, said in fields if (key := _counted(said))}
+
+    def typed(self, annotation: ast.expr | None, module: str) -> bool:
+        """Return whether an annotation is a type of facts, or that or None."""
+        match annotation:
+            case ast.BinOp(left=left, op=ast.BitOr(), right=ast.Constant(value=None)):
+                return self.typed(left, module)
+            case ast.Name(id=name):
+                return self.imported.get((module, name), (module, name)) in self.types
+        return False
+
+    def texts(self, node: ast.expr, module: str) -> Iterator[str]:
+        """Yield the texts that an expression is, or that are in a tuple, a list or a set; constants are looked up."""
+        match node:
+            case ast.Constant(value=str() as text):
+                yield text
+            case ast.JoinedStr(values=values):
+                yield "".join(str(one.value) if isinstance(one, ast.Constant) else "x" for one in values)
+            case ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Set(elts=elements):
+                for one in elements:
+                    yield from self.texts(one, module)
+            case ast.Starred(value=value):
+                yield from self.texts(value, module)
+            case ast.Name(id=name):
+                home = self.imported.get((module, name), (module, name))
+                if (value := self.constants.get(home)) is not None:
+                    yield from self.texts(value, home[0])
+            case ast.Attribute(value=ast.Name(id=of), attr=name):
+                package, last = self.imported.get((module, of), ("", of))
+                if (value := self.constants.get((f"{package}.{last}", name))) is not None:
+                    yield from self.texts(value, f"{package}.{last}")
+
+    def misused(self, module: str) -> Iterator[tuple[str, int]]:
+        """Yield each place where a fact is cut, or compared as a text, by what is done there, and its line."""
+        yield from self._misused(self.trees[module], module, set())
+
+    def _misused(self, node: ast.AST, module: str, typed: set[str]) -> Iterator[tuple[str, int]]:
+        """The same below a node; ``typed`` are the arguments around it that are facts."""
+
+        def english(*parts: ast.expr) -> bool:
+            return any(" " in text for one in parts for text in self.texts(one, module))
+
+        def fact(one: ast.expr) -> bool:
+            return one.attr in self.fields if isinstance(one, ast.Attribute) else _name(one) in typed
+
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            typed = typed - {one.arg for one in given}
+            typed |= {one.arg for one in given if self.typed(one.annotation, module)}
+        match node:
+            case ast.Subscript(value=ast.Name(id="Literal" | "Annotated")):
+                return
+            case ast.Call(func=ast.Attribute(value=value, attr=name), args=args) if name in READS:
+                if english(*args) or fact(value):
+                    yield name, node.lineno
+            case ast.Call(func=ast.Attribute(attr="get" | "pop" | "setdefault"), args=[key, *_]) if english(key):
+                yield "key", node.lineno
+            case ast.Compare(left=left, ops=ops, comparators=others):
+                text = any(True for one in (left, *others) for _ in self.texts(one, module))
+                if english(left, *others) or (text and any(map(fact, (left, *others)))):
+                    yield type(ops[0]).__name__, node.lineno
+            case ast.Subscript(slice=key) if english(key):
+                yield "key", node.lineno
+        for below in ast.iter_child_nodes(node):
+            yield from self._misused(below, module, typed)
+
+
+def _field(node: ast.stmt) -> tuple[str, ast.expr] | None:
+    """The name and the annotation of a field or a property."""
+    match node:
+        case ast.AnnAssign(target=ast.Name(id=name), annotation=annotation):
+            return name, annotation
+        case ast.FunctionDef(name=name, returns=ast.expr() as annotation, decorator_list=[ast.Name(id="property")]):
+            return name, annotation
+    return None
+
+
+def _counted(annotation: ast.expr) -> str:
+    """The type that a counter counts; empty for what is no counter."""
+    match annotation:
+        case ast.Subscript(value=ast.Name(id="Counter"), slice=key):
+            return ast.unparse(key)
+    return ""
+
+
+def _assigned(node: ast.Assign) -> Iterator[tuple[str, ast.expr]]:
+    for target in node.targets:
+        match target, node.value:
+            case ast.Name(id=name), value:
+                yield name, value
+            case ast.Tuple(elts=names), ast.Tuple(elts=values):
+                yield from ((_name(name), value) for name, value in zip(names, values, strict=False))
+
+
+def facts_of(root: Path) -> Facts:
+    """The facts of the package below a folder, without the catalogue, whose patches are text."""
+    paths = [path for path in sorted(root.glob("eqcheck/**/*.py")) if "catalogue" not in path.parts]
+    names = {path: ".".join(path.relative_to(root).with_suffix("").parts) for path in paths}
+    return Facts({name.removesuffix(".__init__"): ast.parse(path.read_text()) for path, name in names.items()})
+
+
+def misused_facts(root: Path = ROOT) -> list[tuple[str, str, int]]:
+    """Return where facts are cut or compared as strings: the module, what is done, and the line."""
+    facts = facts_of(root)
+    found = [
+        (f"{module.partition('.')[2].replace('.', '/')}.py", *one)
+        for module in facts.trees
+        for one in facts.misused(module)
+    ]
+    return [(file, done, line) for file, done, line in found if (file, done) not in FORMATS]
+
+
+RIGHT = """
+class Fate(Enum):
+    KEPT = "was kept"
+
+class Count(NamedTuple):
+    fate: Fate
+    row: int
+
+class Totals:
+    counts: Counter[Count]
+
+def kept(totals, one: Count):
+    return one.fate is Fate.KEPT and totals.counts[Count(Fate.KEPT, 0)] and KINDS["missing-entry"]
+"""
+WRONG = """
+from module import NEVER
+WAITING, DUE = "waiting ", "due"
+
+class Fate(str, Enum):
+    KEPT = "kept"
+
+class Slot:
+    fate: Fate | None
+
+def read(slot, counts, name, fate: Fate):
+    slot.fate == "kept"
+    fate.partition(":")
+    name.removeprefix(WAITING)
+    name.split(" ", 3)
+    slot.origin == NEVER
+    slot.why in ("", "no call was fed its id")
+    counts[f"row {slot.row} {DUE}"]
+    counts.get("head rounds", 0)
+"""
+
+
+def test_the_check_of_facts_sees_what_it_forbids() -> None:
+    facts = Facts({"module": ast.parse('NEVER = "never fed"'), "wrong": ast.parse(WRONG), "right": ast.parse(RIGHT)})
+    assert [done for done, _ in facts.misused("wrong")] == [
+        "Eq", "partition", "removeprefix", "split", "Eq", "In", "key", "key"
+    ]  # fmt: skip
+    assert facts.counters == {("Totals", "counts"): "Count"}
+    assert not list(facts.misused("right"))
+
+
+def test_no_fact_is_cut_or_compared_as_a_string() -> None:
+    assert misused_facts() == []
+
+
+NAMES_ALONE = {"coverage", "observed", "lucky", "slots"}
+"""Counters of a tally whose keys are names that stand in a table of words, each looked up whole."""
+
+
+def test_counters_of_an_audit_have_records_as_keys() -> None:
+    facts = facts_of(ROOT)
+    keys = {name: key for (of, name), key in facts.counters.items() if of == "Tally"}
+    assert {name for name, key in keys.items() if key == "str"} == NAMES_ALONE
+    assert {"condition", "look", "sign"} <= facts.fields

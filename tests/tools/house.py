@@ -16,6 +16,7 @@ from pathlib import Path
 
 from committed import ROOT
 from complexipy import file_complexity
+from test_prose import misused_facts
 from test_structure import graph, texts
 
 PACKAGE = sorted((ROOT / "eqcheck").rglob("*.py"))
@@ -115,6 +116,7 @@ FIGURES = [
     Figure("functions above a cognitive complexity of 15", lambda: sum(n > COMPLEX for n in complexities()), 148, 60),
     Figure("the greatest cognitive complexity", lambda: max(complexities()), 55, 25),
     Figure("circles of imports", circles, 0, 0),
+    Figure("facts that are split or compared as strings", lambda: len(misused_facts()), 70, 0),
     Figure(
         "names of modules that occur twice", lambda: twice([p.stem for p in PACKAGE if p.stem != "__init__"]), 36, 8
     ),
