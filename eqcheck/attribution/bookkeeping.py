@@ -148,7 +148,7 @@ def _draft_token(token: int, index: int, observed: tuple[int, ...], known: Commi
 
 def _other_token(verdict: RowVerdict, index: int, rest: tuple[int, ...], pad: int, known: CommitKnowledge) -> Diagnosis:
     """The diagnosis of a token that the draft did not propose there; the target emits ``rest`` from there on."""
-    # What was seen to be predicted behind a rejected draft or in filler comes first, since the trace names its place. A
+    # Answers that were seen behind a rejected draft or in filler come first, since the trace names their place. A
     # repeated, an exchanged or a lost token is read from the row alone; only then follow pads, and what is left.
     observed = verdict.observed
     token, again = observed[index], index > 0 and observed[index] == observed[index - 1]

@@ -581,8 +581,8 @@ class _HeadReader:
 
         One of them did. The others propose the same by chance, where there is a single draft token.
         """
-        # How many tokens were known when the head was asked is not recorded: all of them are tried first, then fewer,
-        # where an answer was thrown away or came by chance.
+        # The record does not say how many tokens were known when the head was asked: all of them are tried first, then
+        # fewer, where an answer was thrown away or came by chance.
         window = [call for call in self.run.trace.heads if since < call.number < own.call.number]
         text = (*self.texts[own.row][: own.last + 1], *own.refused)
         for tokens in (own.known, own.known - 1, own.known - 2):

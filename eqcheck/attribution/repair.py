@@ -165,7 +165,7 @@ class Repairer:
             if sight is None or call.lower:
                 sight = self._sight(now, row, labels, self.family if layer else self.family.lower)
             words = hashing.contents(holds[:, row : row + 1], call.role, layer, call.weights)[0][0]
-            # What this very call has written came from unrepaired queries; later ones must see it as repaired.
+            # Entries of this very call came from unrepaired queries; later ones must see it as repaired.
             for slot, (_, write) in enumerate(sight.held):
                 if write[0] == call.number and fix.known[write[1:]]:
                     token, digest = call.tokens[write[1:]], fix.digests[0][write[1:]]

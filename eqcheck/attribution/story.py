@@ -220,8 +220,9 @@ class Turns:
                 into = later if 0 <= index < count else kept if count <= index < then - 1 else None
                 if into is not None:
                     into[index].add(int(self.labels.calls[call].tokens[write[1:]]))
-        # What was fed later is what the decoder went on with; the returned token is taken only where it does not
-        # contradict that. A row whose last tokens were exchanged on the way out would else show rounds that never were.
+        # The tokens fed later are those that the decoder went on with; the returned token is taken only where it does
+        # not contradict that. A row whose last tokens were exchanged on the way out would else show rounds that never
+        # were.
         ids = list[int]()
         for index in range(max([len(output), *had.values()])):
             returned, fed = output[index : index + 1], later[index] or kept[index]

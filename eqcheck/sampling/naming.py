@@ -177,8 +177,8 @@ class KnownRounds:
 
 def _likelihoods(reads: Sequence[Read], samplers: Sequence[SamplerLaws]) -> list[float]:
     """Return how well samplers explain what was seen, as logarithms."""
-    # By part, since some 400 samplers share few laws of each: a law is evaluated once. Where a sampler says nothing of
-    # a part it gets the best law there, so that leaving a part open is never what makes it lose.
+    # Summed by part, since some 400 samplers share few laws of each: a law is evaluated once. Where a sampler says
+    # nothing of a part it gets the best law there, so that leaving a part open is never what makes it lose.
     total = np.zeros(len(samplers))
     for part in PARTS:
         names = [getattr(sampler, part) for sampler in samplers]

@@ -257,8 +257,8 @@ class Source:
 
     def chunk(self, index: int, size: int = CHUNK) -> list[Case]:
         """The first ``size`` cases of the ``index``-th chunk; cases of a source are distinct while there are others."""
-        # What a batch adds depends on the number of the batch alone, never on time or results: shards and replays have
-        # to draw the same cases.
+        # The cases that a batch adds depend on the number of the batch alone, never on time or results: shards and
+        # replays have to draw the same cases.
         start = index * CHUNK
         while len(self._drawn.order) < start + size:
             self._drawn.keep(self._candidates())
