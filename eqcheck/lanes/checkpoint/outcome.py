@@ -30,7 +30,7 @@ HELD_BACK, TOO_EARLY = "EOS-held-back", "EOS-too-early"  # where the row has a m
 
 
 class Look(NamedTuple):
-    """How a wrong row looks by itself: the name of that, and component, kind and subject where it shows them."""
+    """The look of a wrong row by itself: its name, and component, kind and subject where it shows them."""
 
     name: str
     component: str = ""
@@ -73,7 +73,7 @@ class EngineOutcome(Outcome):
 
     @property
     def look(self) -> Look | None:
-        """How the wrong rows look, a wrong token before all else; None where there are none, or the cause is known."""
+        """The look of the wrong rows, a wrong token before all else; None where there are none, or the cause is known."""
         looks = [_look(self.case.rows[row.row], row) for row in self.wrong] if self.explanation is None else []
         return WRONG_TOKEN if WRONG_TOKEN in looks else next(iter(looks), None)
 
