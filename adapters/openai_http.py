@@ -4,7 +4,8 @@ Both serve folders of ``eqcheck checkpoint write full DIR --draft DRAFT --agreem
 ``EQCHECK_SPECULATIVE_URL`` and ``EQCHECK_PLAIN_URL`` say where they are (``http://127.0.0.1:8000/v1``),
 ``EQCHECK_API_KEY`` the key, if they want one. ``EQCHECK_CHECKPOINT`` names the checkpoint, ``full`` by default, and
 ``EQCHECK_DTYPE`` the dtype in which the servers compute, float32 by default. Sampled rows need the random checkpoint:
-with ``EQCHECK_CHECKPOINT=random`` the servers serve the folders that ``python -m eqcheck.checkpoints.models`` names.
+with ``EQCHECK_CHECKPOINT=random`` the servers serve the folders that ``python -m eqcheck.engines.checkpoints.folders``
+names.
 
 The rows of a case are sent at the same time. Prompts are token ids, and the servers have to return token ids. A
 sampled row is taken to be divided by its temperature first, then cut by top_k, then by top_p. A server draws from
@@ -30,7 +31,7 @@ _SAMPLING = ("temperature", "top-k", "top-p", "seeds")
 
 def _served() -> str:
     """The checkpoint that the servers serve, as the environment names it."""
-    from eqcheck.construction.layouts import LAYOUTS
+    from eqcheck.engines.construction.layouts import LAYOUTS
 
     name, names = os.environ.get("EQCHECK_CHECKPOINT") or "full", (*LAYOUTS, _RANDOM)
     if name not in names:

@@ -20,7 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from eqcheck.checkpoints import built
-from eqcheck.construction.function import CODES
+from eqcheck.engines.construction.function import CODES
 
 ROWS, PROMPT, TOKENS, SOON = 48, 120, 40, 8
 Change = Callable[["Context"], None]

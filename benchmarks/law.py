@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from eqcheck.hashlm.hashing import Ints
+from eqcheck.transparent.hashlm.hashing import Ints
 
 STEPS = (
     "plain: prompts, waits",

@@ -13,12 +13,12 @@ from itertools import combinations, islice
 
 import torch
 
-from eqcheck.checkpoints.judge import truth
 from eqcheck.contract.registry import load
-from eqcheck.lanes.checkpoint.drawing import exercised
-from eqcheck.lanes.checkpoint.lane import CheckpointLane
-from eqcheck.result.findings import Options
-from eqcheck.result.tally import PAIRED
+from eqcheck.core.result.findings import Options
+from eqcheck.core.result.tally import PAIRED
+from eqcheck.engines.checkpoints.row_judge import truth
+from eqcheck.engines.drawing import exercised
+from eqcheck.engines.lane import CheckpointLane
 
 
 def main() -> None:

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from eqcheck.construction.function import Function
-from eqcheck.construction.layouts import LAYOUTS
-from eqcheck.construction.pointers import (
+from eqcheck.engines.construction.function import Function
+from eqcheck.engines.construction.layouts import LAYOUTS
+from eqcheck.engines.construction.pointers import (
     ADDED,
     AHEAD,
     COMPRESSED,

@@ -25,8 +25,8 @@ from transformers import AutoModelForCausalLM, Cache
 from transformers.cache_utils import DynamicLayer
 
 from eqcheck.checkpoints import NAMES, built
-from eqcheck.construction.function import VOCABULARY, Function
 from eqcheck.contract.cache_names import cache_argument, cache_of
+from eqcheck.engines.construction.function import VOCABULARY, Function
 
 ROWS, LENGTH, K, ALONE, PAGE = 16, 200, 4, 60, 16
 PAGED = ("full", "qwen3", "moe", "learned", "opt", "mla")  # whose cache has one slot for each token

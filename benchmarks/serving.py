@@ -21,11 +21,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from eqcheck.checkpoints.truth import FunctionTruth
-from eqcheck.construction.folder import built
-from eqcheck.construction.function import CODES
-from eqcheck.construction.layouts import LAYOUTS
 from eqcheck.contract.cache_names import cache_argument
+from eqcheck.engines.checkpoints.continuations import FunctionTruth
+from eqcheck.engines.construction.folder import built
+from eqcheck.engines.construction.function import CODES
+from eqcheck.engines.construction.layouts import LAYOUTS
 
 Tensor = torch.Tensor
 PAGE = Path(__file__).parents[1] / "docs" / "serving-table.md"

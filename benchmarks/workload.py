@@ -14,9 +14,9 @@ from benchmarks.dictated import dictated
 from benchmarks.pair import Pair
 from eqcheck.contract.decoders import Request
 from eqcheck.contract.errors import OutputError
-from eqcheck.oracle.check import Oracle
-from eqcheck.result.outcome import Verdict
-from eqcheck.truth import ties
+from eqcheck.core.result.outcome import Verdict
+from eqcheck.transparent.oracle.check import Oracle
+from eqcheck.transparent.truth import ties
 
 LENGTHS = ("uniform", "mixed")
 UNIFORM = 64
@@ -121,7 +121,9 @@ class Workload:
         return ""
 
     def _tie(self, job: Job, output: Sequence[int]) -> bool:
-        """Whether each token is as good as the target's choice after what comes before it (`eqcheck.truth.ties`)."""
+        """Whether each token is as good as the target's choice after what comes before it
+        (`eqcheck.transparent.truth.ties`).
+        """
         if len(output) != job.max_new_tokens:
             return False
         prompt = job.token_ids

@@ -11,10 +11,10 @@ from typing import Any
 import matplotlib
 import numpy as np
 
-from eqcheck.construction.folder import built
-from eqcheck.construction.function import BITS
-from eqcheck.construction.pointers import ROTARY, amplitudes, plain
-from eqcheck.construction.weights import WIDTH, Residual, staircase
+from eqcheck.engines.construction.folder import built
+from eqcheck.engines.construction.function import BITS
+from eqcheck.engines.construction.pointers import ROTARY, amplitudes, plain
+from eqcheck.engines.construction.weights import WIDTH, Residual, staircase
 
 PICTURE = Path(__file__).resolve().parent / "pictures" / "construction.png"
 AIM = 40

@@ -14,7 +14,7 @@ from eqcheck import __version__
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import CAPABILITIES, RowOptions
 from eqcheck.contract.kinds import FINGERPRINTS, KINDS
-from eqcheck.explanation.handbook import about
+from eqcheck.core.explanation.handbook import about
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from eqcheck.contract.errors import inline
-from eqcheck.explanation.records import many
-from eqcheck.explanation.statements import reason
+from eqcheck.core.explanation.records import many
+from eqcheck.core.explanation.statements import reason
 from eqcheck.report.schema import Report, ReportedViolation
 
 if sys.version_info >= (3, 11):

@@ -20,11 +20,11 @@ import msgspec
 from issues import NOTES, notes, page_of
 
 from eqcheck import __version__
-from eqcheck.construction.layouts import LAYOUTS
+from eqcheck.audit.coverage_words import CHECKPOINT
 from eqcheck.contract.errors import inline
 from eqcheck.contract.kinds import KINDS
-from eqcheck.explanation.text import WIDTH, laid_out, parts
-from eqcheck.lanes.about import CHECKPOINT
+from eqcheck.core.explanation.text import WIDTH, laid_out, parts
+from eqcheck.engines.construction.layouts import LAYOUTS
 from eqcheck.report import load
 from eqcheck.report.schema import Report, Served
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eqcheck import strategies as strategies
-    from eqcheck.case.record import Case as Case
     from eqcheck.contract.completion import Completion as Completion
     from eqcheck.contract.decoders import Decoder as Decoder
     from eqcheck.contract.decoders import Request as Request
@@ -25,23 +24,24 @@ if TYPE_CHECKING:
     from eqcheck.contract.errors import Violation as Violation
     from eqcheck.contract.registry import load as load
     from eqcheck.contract.registry import names as names
-    from eqcheck.oracle.check import Oracle as Oracle
-    from eqcheck.oracle.check import assert_equivalent as assert_equivalent
-    from eqcheck.result.outcome import Verdict as Verdict
+    from eqcheck.core.case.record import Case as Case
+    from eqcheck.core.result.outcome import Verdict as Verdict
+    from eqcheck.transparent.oracle.check import Oracle as Oracle
+    from eqcheck.transparent.oracle.check import assert_equivalent as assert_equivalent
 
 __version__ = "0.3.0"
 
 _LAZY = {
-    "Case": "eqcheck.case.record",
+    "Case": "eqcheck.core.case.record",
     "Completion": "eqcheck.contract.completion",
     "Decoder": "eqcheck.contract.decoders",
     "EqcheckError": "eqcheck.contract.errors",
-    "Oracle": "eqcheck.oracle.check",
+    "Oracle": "eqcheck.transparent.oracle.check",
     "Request": "eqcheck.contract.decoders",
     "Unsupported": "eqcheck.contract.errors",
-    "Verdict": "eqcheck.result.outcome",
+    "Verdict": "eqcheck.core.result.outcome",
     "Violation": "eqcheck.contract.errors",
-    "assert_equivalent": "eqcheck.oracle.check",
+    "assert_equivalent": "eqcheck.transparent.oracle.check",
     "decoder": "eqcheck.contract.decoders",
     "load": "eqcheck.contract.registry",
     "names": "eqcheck.contract.registry",

@@ -14,7 +14,7 @@ from unittest import SkipTest, mock
 
 if TYPE_CHECKING:
     from eqcheck.contract.decoders import Decoder
-    from eqcheck.result.findings import Audit, Finding
+    from eqcheck.core.result.findings import Audit, Finding
 
 __unittest = True  # unittest shows no line of this file
 CONTEXT = ("position", "mask", "cache", "state", "draft", "memory")
@@ -91,8 +91,8 @@ class Equivalence:
         The first line has the fingerprint, for runners show that line alone in their summary.
         """
         from eqcheck.contract.errors import Violation
-        from eqcheck.explanation.records import many
-        from eqcheck.explanation.text import render
+        from eqcheck.core.explanation.records import many
+        from eqcheck.core.explanation.text import render
 
         __tracebackhide__ = True
         audit = self._audited()
@@ -131,10 +131,10 @@ class Equivalence:
     @classmethod
     def _audit_now(cls) -> Audit:
         from eqcheck import __version__
-        from eqcheck.campaign.loop import audit
+        from eqcheck.audit.loop import audit
         from eqcheck.contract import profiles
         from eqcheck.contract.known_violations import in_ci, load
-        from eqcheck.result.findings import Options
+        from eqcheck.core.result.findings import Options
 
         entries = load(Path(cls.known)) if cls.known else ()  # a file that is wrong is told before anything runs
         options = Options(cases=cls.cases)
@@ -185,8 +185,8 @@ class Equivalence:
 
     def _command(self, audit: Audit, finding: Finding) -> str:
         """The command that decodes the smallest case again; the case is stored."""
-        from eqcheck.store.casefile import command, stored_violation
-        from eqcheck.store.corpus import kept
+        from eqcheck.core.store.casefile import command, stored_violation
+        from eqcheck.core.store.corpus import kept
 
         decoder = audit.decoder
         if not decoder.spec:

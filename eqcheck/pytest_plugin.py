@@ -179,7 +179,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         lines.append(f"eqcheck: decoder under test: {named}{decoder.origin and f', {decoder.origin}'}")
     if lines:
         from eqcheck.contract.extras import untested
-        from eqcheck.explanation import layout
+        from eqcheck.core.explanation import layout
 
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None and reporter.isatty:
@@ -254,7 +254,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     """An ``assert`` of a verdict that fails gets its whole explanation; pytest's own message has one line of it."""
     report = yield
-    known = sys.modules.get("eqcheck.result.outcome")
+    known = sys.modules.get("eqcheck.core.result.outcome")
     if known and call.excinfo and call.excinfo.errisinstance(AssertionError):
         message, frame = str(call.excinfo.value), call.excinfo.traceback[-1].frame
         verdicts = [one for one in frame.f_locals.values() if isinstance(one, known.Verdict)]
@@ -321,7 +321,7 @@ def _on_target(decoder: Decoder, target: str) -> Decoder:
     from dataclasses import replace
 
     from eqcheck.contract.decoders import POISONED
-    from eqcheck.real.targets import families_of
+    from eqcheck.transparent.real.targets import families_of
 
     states = tuple(state for state in decoder.cache_states if state not in POISONED)
     return replace(decoder, families=families_of(target), cache_states=states, capabilities=())
@@ -331,7 +331,7 @@ def _check_target(target: str, decoders: list[Decoder]) -> None:
     """Build and read a real target before any test; `UsageError` where that, or a claim to it, is missing."""
     from eqcheck.contract.errors import UsageError
     from eqcheck.contract.family import asked_by, claimed_by
-    from eqcheck.real.targets import check, families_of
+    from eqcheck.transparent.real.targets import check, families_of
 
     for family in families_of(target):
         check(family)

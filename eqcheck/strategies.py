@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from eqcheck.case.record import Case
 from eqcheck.contract.decoders import CLAIMED, PADDING_SIDES, TAKEN
 from eqcheck.contract.errors import CaseError
 from eqcheck.contract.extras import missing
 from eqcheck.contract.profiles import WIDE, Bounds
 from eqcheck.contract.requirements import checked
-from eqcheck.drawing.cases import VOCAB_SIZE, Choices, Claims, draw_case
+from eqcheck.core.case.record import Case
+from eqcheck.transparent.drawing import VOCAB_SIZE, Choices, Claims, draw_case
 
 try:
     from hypothesis import reject

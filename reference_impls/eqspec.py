@@ -6,7 +6,7 @@ never from token ids, so pads may be any token. The draft keeps a cache of its o
 that finish leave it, and the next prompts wait until all have. Rows are greedy or sampled,
 each by options of its own; `serving.sampling` says how.
 
-    >>> from eqcheck.hashlm.model import HashConfig, HashLM
+    >>> from eqcheck.transparent.hashlm.model import HashConfig, HashLM
     >>> target, draft = HashLM(HashConfig(seed=1)), HashLM(HashConfig(seed=1, role=2))
     >>> engine = Eqspec(target, draft, num_draft_tokens=4, batch_size=8)
     >>> outputs = engine.generate([[3, 1, 4], [1, 5]], max_new_tokens=10)

@@ -16,7 +16,7 @@ put back by one scatter when the group changes. Realigning differs from that by 
 
 Rows are greedy or sampled, each by options of its own, in one batch; `serving.sampling` says how.
 
-    >>> from eqcheck.hashlm.model import HashConfig, HashLM
+    >>> from eqcheck.transparent.hashlm.model import HashConfig, HashLM
     >>> target, draft = HashLM(HashConfig(seed=1)), HashLM(HashConfig(seed=1, role=2))
     >>> engine = Exspec(target, draft, num_draft_tokens=4, batch_size=2)
     >>> outputs = engine.generate([[3, 1, 4], [1, 5], [2, 7, 1], [8, 2]], max_new_tokens=10)

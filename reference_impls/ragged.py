@@ -9,7 +9,7 @@ none: their first round feeds them.
 
 Rows are greedy or sampled, each by options of its own, in one batch; `serving.sampling` says how.
 
-    >>> from eqcheck.hashlm.model import HashConfig, HashLM
+    >>> from eqcheck.transparent.hashlm.model import HashConfig, HashLM
     >>> target, draft = HashLM(HashConfig(seed=1)), HashLM(HashConfig(seed=1, role=2))
     >>> engine = Ragged(target, draft, num_draft_tokens=4, batch_size=8)
     >>> outputs = engine.generate([[3, 1, 4], [1, 5]], max_new_tokens=10)

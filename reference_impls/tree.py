@@ -15,7 +15,7 @@ themselves alone and that nothing sees.
 Rows are greedy or sampled. Of a sampled row the nodes are candidates that are drawn, in trees whose shape is fixed
 before (`serving.recursive`).
 
-    >>> from eqcheck.hashlm.model import HashConfig, HashLM
+    >>> from eqcheck.transparent.hashlm.model import HashConfig, HashLM
     >>> target, draft = HashLM(HashConfig(seed=1)), HashLM(HashConfig(seed=1, role=2))
     >>> engine = Tree(target, draft, num_draft_tokens=4, shapes=lambda row, number: ((0, 0), (0, 1), (1, 0), (3, 0)))
     >>> outputs = engine.generate([[3, 1, 4], [1, 5]], max_new_tokens=10)

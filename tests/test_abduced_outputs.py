@@ -9,16 +9,16 @@ import pytest
 import torch
 from test_abduction import PROMPTS, case_of, named
 
-from eqcheck.abduction import Evidence, abduce, abduce_alike, fits
-from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase, EngineRow
-from eqcheck.checkpoints.dictation import agreeing
-from eqcheck.checkpoints.judge import Judge
-from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.truth import ModelTruth, row_with
-from eqcheck.construction.function import Function
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.explanation.text import render
-from eqcheck.lanes.checkpoint.outcome import UNEXPLAINED, abduced, explain, judged
+from eqcheck.core.case.engine import PAD, VOCAB_SIZE, EngineCase, EngineRow
+from eqcheck.core.explanation.text import render
+from eqcheck.engines.abduction import Evidence, abduce, abduce_alike, fits
+from eqcheck.engines.checkpoints.continuations import ModelTruth, row_with
+from eqcheck.engines.checkpoints.dictation import agreeing
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.checkpoints.row_judge import Judge
+from eqcheck.engines.construction.function import Function
+from eqcheck.engines.engine_outcome import UNEXPLAINED, abduced, explain, judged
 
 
 @pytest.fixture(scope="module")

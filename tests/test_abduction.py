@@ -12,18 +12,18 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck.abduction import EDITS, Abduced, Evidence, abduce, everywhere, row_by_row
-from eqcheck.abduction.context_edits import CONTEXTS
-from eqcheck.abduction.evidence import NOISE, Hypothesis
-from eqcheck.abduction.output_edits import RULES
-from eqcheck.abduction.placements import systematic
-from eqcheck.abduction.queries import _Evaluation, _exact, plain_row
-from eqcheck.case.engine import PAD, VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.checkpoints import built
-from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.truth import ModelTruth
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.kinds import KINDS
+from eqcheck.core.case.engine import PAD, VOCAB_SIZE, EngineCase, EngineRow
+from eqcheck.engines.abduction import EDITS, Abduced, Evidence, abduce, everywhere, row_by_row
+from eqcheck.engines.abduction.context_edits import CONTEXTS
+from eqcheck.engines.abduction.evidence import NOISE, Hypothesis
+from eqcheck.engines.abduction.output_edits import RULES
+from eqcheck.engines.abduction.placements import systematic
+from eqcheck.engines.abduction.queries import _Evaluation, _exact, plain_row
+from eqcheck.engines.checkpoints.continuations import ModelTruth
+from eqcheck.engines.checkpoints.folders import checkpoint
 
 PROMPTS = ((17, 201, 5, 88, 140), (9, 64), (77, 3, 250))
 K = 3

@@ -15,17 +15,17 @@ from served.paged import PagedEngine
 from served.ring import RingEngine
 from served.score import drawn
 
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.case.sampling import SampledEngineCase
-from eqcheck.checkpoints.acceptance import accepted
-from eqcheck.checkpoints.judge import Judge
-from eqcheck.checkpoints.models import checkpoint
 from eqcheck.cli import main
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.lanes.checkpoint.outcome import judged
-from eqcheck.lanes.sampling.judge import judged as judge_sampled
-from eqcheck.result import losses
-from eqcheck.result.outcome import DraftsThat, DueBy, DueDrafts, DuePlace
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.case.sampling import SampledEngineCase
+from eqcheck.core.result import losses
+from eqcheck.core.result.outcome import DraftsThat, DueBy, DueDrafts, DuePlace
+from eqcheck.engines.checkpoints.acceptance import accepted
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.checkpoints.row_judge import Judge
+from eqcheck.engines.engine_outcome import judged
+from eqcheck.sampling.judge import judged as judge_sampled
 
 CASES = tuple(range(4, 20, 5))  # those of `served` that have a draft model
 ALONE = DuePlace(DueBy.BATCH, "1")

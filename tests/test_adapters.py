@@ -7,10 +7,10 @@ from functools import cache
 
 import pytest
 
-from eqcheck.campaign.loop import audit
+from eqcheck.audit.coverage_words import TRANSPARENT
+from eqcheck.audit.loop import audit
 from eqcheck.contract import registry
-from eqcheck.lanes.about import TRANSPARENT
-from eqcheck.result.findings import Audit, Options
+from eqcheck.core.result.findings import Audit, Options
 
 
 @cache

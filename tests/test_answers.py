@@ -11,14 +11,14 @@ import torch
 from option_faults import CLAIMS, Rounds
 from test_sampled_checkpoints import audited, right
 
-from eqcheck.case.engine import EngineCase, EngineRow, answered_together
-from eqcheck.checkpoints.judge import Judge
 from eqcheck.contract.decoders import Decoder, Request, RowOptions
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.requirements import unmet
-from eqcheck.lanes.checkpoint.drawing import EngineCases, alike
-from eqcheck.lanes.checkpoint.investigate import candidates, needs
-from eqcheck.lanes.sampling.drawing import SampledEngineCases
+from eqcheck.core.case.engine import EngineCase, EngineRow, answered_together
+from eqcheck.engines.checkpoints.row_judge import Judge
+from eqcheck.engines.drawing import EngineCases, alike
+from eqcheck.engines.investigate import candidates, needs
+from eqcheck.sampling.drawing import SampledEngineCases
 
 DRAWN = EngineCases(2, (*CLAIMS, "n", "arrivals"), kinds=("full",))
 Answers = Callable[[list[list[int]], Request], list[list[int]]]

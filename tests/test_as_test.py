@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from eqcheck import cli
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.case.record import Case
-from eqcheck.case.sampling import SampledCase, SampledEngineCase
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.errors import Violation
-from eqcheck.store.casefile import StoredViolation, read_case
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.case.record import Case
+from eqcheck.core.case.sampling import SampledCase, SampledEngineCase
+from eqcheck.core.store.casefile import StoredViolation, read_case
 
 SHOWCASE = Path(__file__).parents[1] / "reports" / "showcase" / "bsp" / "cases" / "position-query-position.json"
 LEAKS = '''
 import eqcheck
-from eqcheck.truth.continuation import continue_row
+from eqcheck.transparent.truth.continuation import continue_row
 
 def alone(target, prompt, count):
     c = target.config

@@ -18,20 +18,20 @@ import torch
 from as_data import to_dict
 from clock import TRANSPARENT, Clock
 
-from eqcheck.campaign.events import CaseDone, Event, Finished, Started
-from eqcheck.campaign.loop import audit
+from eqcheck.audit.coverage_words import TRANSPARENT as COUNTED
+from eqcheck.audit.events import CaseDone, Event, Finished, Started
+from eqcheck.audit.loop import audit
 from eqcheck.catalogue import known_good
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder, Request, decoder
-from eqcheck.decoding.harness import run
-from eqcheck.explanation.text import render
-from eqcheck.lanes.about import TRANSPARENT as COUNTED
-from eqcheck.lanes.transparent import search
-from eqcheck.lanes.transparent.coverage import ESSENTIAL
-from eqcheck.lanes.transparent.search import CHUNK, Source
-from eqcheck.oracle.check import judge
-from eqcheck.result.declining import lacking
-from eqcheck.result.findings import Audit, Options
+from eqcheck.core.explanation.text import render
+from eqcheck.core.result.declining import lacking
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.transparent import search
+from eqcheck.transparent.coverage import ESSENTIAL
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import CHUNK, Source
 
 Rows = list[list[int]]
 Generate = Callable[[Any, Any, Request], Any]

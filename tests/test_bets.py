@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from eqcheck.contract.errors import UsageError
-from eqcheck.sampling import wealth as bets_module
-from eqcheck.sampling.laws import Floats, Ints, SampledRow
-from eqcheck.sampling.wealth import AMOUNTS, HIGHEST, LAGS, ORDERS, bets, laws, pair_bets, shared
+from eqcheck.sampling.betting import wealth as bets_module
+from eqcheck.sampling.betting.laws import Floats, Ints, SampledRow
+from eqcheck.sampling.betting.wealth import AMOUNTS, HIGHEST, LAGS, ORDERS, bets, laws, pair_bets, shared
 
 Bet = Callable[[SampledRow, Sequence[SampledRow]], Floats]
 ALTERNATIVES, PAIRS = ({bet.name: bet for bet in some} for some in (bets_module.ALTERNATIVES, bets_module.PAIRS))

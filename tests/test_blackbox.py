@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from eqcheck.campaign.loop import audit
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.checkpoints.judge import Judge, truth
-from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.truth import ModelTruth
+from eqcheck.audit.loop import audit
+from eqcheck.audit.workers.interpreter import environment
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import CAPABILITIES, Decoder, RowOptions
 from eqcheck.contract.errors import CaseError, UsageError
-from eqcheck.lanes.checkpoint.drawing import BLOCK, EngineCases, exercised
-from eqcheck.lanes.checkpoint.investigate import minimise, needs, without
-from eqcheck.lanes.checkpoint.lane import worker as worker_of
-from eqcheck.result.findings import Options
-from eqcheck.workers.interpreter import environment
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.result.findings import Options
+from eqcheck.engines.checkpoints.continuations import ModelTruth
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.checkpoints.row_judge import Judge, truth
+from eqcheck.engines.drawing import BLOCK, EngineCases, exercised
+from eqcheck.engines.investigate import minimise, needs, without
+from eqcheck.engines.lane import worker as worker_of
 
 CASE = EngineCase((EngineRow((1, 2, 3), RowOptions(4)), EngineRow((9,), RowOptions(4))), num_draft_tokens=2)
 ENGINE = """
@@ -123,7 +123,7 @@ def test_a_worker_that_dies_hangs_or_raises_is_the_decoders_failure_and_is_repla
             assert answer.outputs is None
             assert answer.explanation is not None
             found[token] = answer.explanation.fingerprint
-            assert token != 4 or 'File "eqcheck/workers/serve.py"' in answer.traceback
+            assert token != 4 or 'File "eqcheck/audit/workers/serve.py"' in answer.traceback
             assert worker.try_case(_asking(8)).outputs == ((8,),)
         refused = worker.try_case(_asking(6))
     assert found[2] == "crash/exception:ProcessExit-SIGKILL"
@@ -147,8 +147,8 @@ def test_no_process_is_left_behind_by_a_hanging_decoder(engine: Decoder) -> None
 def test_a_worker_ends_when_its_parent_is_killed(engine: Decoder, tmp_path: Path) -> None:
     program = (
         "import sys\nfrom eqcheck.contract import registry\n"
-        "from eqcheck.lanes.checkpoint.lane import worker as worker_of\n"
-        "from eqcheck.case.engine import EngineCase, EngineRow\nfrom eqcheck.contract.decoders import RowOptions\n"
+        "from eqcheck.engines.lane import worker as worker_of\n"
+        "from eqcheck.core.case.engine import EngineCase, EngineRow\nfrom eqcheck.contract.decoders import RowOptions\n"
         "worker = worker_of(registry.load(sys.argv[1]), sys.executable)\n"
         "worker.try_case(EngineCase((EngineRow((8,), RowOptions(1)),)))\n"
         "print(worker._process.pid, flush=True)\n"

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from eqcheck.sampling.laws import OPTIONS, TOKENS, Floats, wrong_samplers
-from eqcheck.sampling.naming import Named, named
-from eqcheck.sampling.tokens import RIGHTS, Seen, predicted
-from eqcheck.sampling.tokens import Tokens as Hidden
+from eqcheck.sampling.betting.laws import OPTIONS, TOKENS, Floats, wrong_samplers
+from eqcheck.sampling.betting.naming import Named, named
+from eqcheck.sampling.betting.token_laws import RIGHTS, Seen, predicted
+from eqcheck.sampling.betting.token_laws import Tokens as Hidden
 
 V, N = 12, 20
 Laws = tuple[Floats, Floats]

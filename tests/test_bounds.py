@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from eqcheck.campaign import shards
-from eqcheck.campaign.loop import audit
+from eqcheck.audit import shards
+from eqcheck.audit.lane import LANES, lanes_of, shares, total_for
+from eqcheck.audit.loop import audit
 from eqcheck.cli import main
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import CACHE_STATES, CAPABILITIES, FAMILIES, Decoder
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE
 from eqcheck.contract.profiles import Bounds, profile
-from eqcheck.explanation.notice import LIMIT, kind_of
-from eqcheck.lanes.lane import LANES, lanes_of, shares, total_for
-from eqcheck.lanes.transparent.search import Source
+from eqcheck.core.explanation.notice import LIMIT, kind_of
+from eqcheck.core.result.claims import Claim, Unreached, claims_in, sentence
+from eqcheck.core.result.findings import Audit, Options
 from eqcheck.report.build import report_of
 from eqcheck.report.content import Content
-from eqcheck.result.claims import Claim, Unreached, claims_in, sentence
-from eqcheck.result.findings import Audit, Options
+from eqcheck.transparent.search import Source
 
 HEAD = """
 import eqcheck, pathlib, torch
@@ -57,8 +57,8 @@ def decode(target, draft, request):
 ENGINE = (
     HEAD
     + """
-from eqcheck.case.engine import EngineRow
-from eqcheck.checkpoints.judge import truth
+from eqcheck.core.case.engine import EngineRow
+from eqcheck.engines.checkpoints.row_judge import truth
 
 KINDS = ("full", "window", "qwen3", "mla", "moe")
 

@@ -12,12 +12,12 @@ import torch
 from benchmarks import pair
 from eqcheck import Oracle
 from eqcheck.contract.decoders import Request
-from eqcheck.decoding.harness import run
-from eqcheck.hashlm.model import HashConfig, HashLM
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.memory.ledger import TOKEN
-from eqcheck.memory.probe import watched
-from eqcheck.oracle.check import judge
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.hashlm.model import HashConfig, HashLM
+from eqcheck.transparent.memory.ledger import TOKEN
+from eqcheck.transparent.memory.probe import watched
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
 
 ragged, tree, serving, pool = (
     importlib.import_module(f"eqcheck.reference_impls.{name}") for name in ("ragged", "tree", "serving", "serving.pool")

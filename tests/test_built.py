@@ -15,12 +15,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from eqcheck.abduction.queries import Program, answers, plain_row
-from eqcheck.checkpoints import built, models
+from eqcheck.checkpoints import built
 from eqcheck.cli import main
-from eqcheck.construction.function import CODES, shuffled
-from eqcheck.construction.layouts import LAYOUTS
-from eqcheck.construction.pointers import (
+from eqcheck.contract.errors import UsageError
+from eqcheck.engines.abduction.queries import Program, answers, plain_row
+from eqcheck.engines.checkpoints import folders as models
+from eqcheck.engines.construction.function import CODES, shuffled
+from eqcheck.engines.construction.layouts import LAYOUTS
+from eqcheck.engines.construction.pointers import (
     AHEAD,
     COMPRESSED,
     HEAD_DIM,
@@ -32,7 +34,6 @@ from eqcheck.construction.pointers import (
     Rotation,
     amplitudes,
 )
-from eqcheck.contract.errors import UsageError
 
 NAMES = tuple(LAYOUTS)
 DIGESTS: dict[str, str] = json.loads((Path(__file__).parent / "built_digests.json").read_text())

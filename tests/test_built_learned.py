@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from eqcheck.checkpoints import built
-from eqcheck.construction.function import shuffled
+from eqcheck.engines.construction.function import shuffled
 
 NAMES = ("qwen3", "moe", "learned", "opt", "mla")
 TEXTS = [[token % 256 for token in shuffled(300, "text", row)] for row in range(3)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from eqcheck.checkpoints import built
-from eqcheck.construction.function import CODES, DeltaRule, Function, Head, shuffled
+from eqcheck.engines.construction.function import CODES, DeltaRule, Function, Head, shuffled
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

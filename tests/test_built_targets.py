@@ -11,14 +11,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import eqcheck
-from eqcheck.campaign.loop import audit
+from eqcheck.audit.loop import audit
 from eqcheck.catalogue import FAULTS
 from eqcheck.checkpoints import built
 from eqcheck.contract import registry
 from eqcheck.contract.errors import UsageError
-from eqcheck.real.models import loaded, recognised
-from eqcheck.real.targets import families_of
-from eqcheck.result.findings import Options
+from eqcheck.core.result.findings import Options
+from eqcheck.transparent.real.models import loaded, recognised
+from eqcheck.transparent.real.targets import families_of
 
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2]]
 PADDED = torch.tensor([[3, 1, 4, 1, 5], [0, 0, 0, 9, 2]])

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from eqcheck.checkpoints import built
-from eqcheck.construction.function import CODES, Function, shuffled
-from eqcheck.construction.pointers import FAR, NEAR, NEAR_KEYED, WINDOW
+from eqcheck.engines.construction.function import CODES, Function, shuffled
+from eqcheck.engines.construction.pointers import FAR, NEAR, NEAR_KEYED, WINDOW
 
 NAMES = ("window", "mistral")
 WINDOWED = {"window": (0, 2), "mistral": (0, 1, 2)}

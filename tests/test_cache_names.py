@@ -28,8 +28,8 @@ from eqcheck.contract.cache_names import (
     takes_cache,
 )
 from eqcheck.contract.decoders import Decoder
-from eqcheck.hashlm.model import HashConfig, HashLM
-from eqcheck.real.models import model_of
+from eqcheck.transparent.hashlm.model import HashConfig, HashLM
+from eqcheck.transparent.real.models import model_of
 
 NEW = Version(transformers.__version__) >= Version("5.24")
 IDS = torch.tensor([[3, 1, 4]])

@@ -15,17 +15,17 @@ import torch
 from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
-from eqcheck.case.record import Case
+from eqcheck.audit.coverage_words import TRANSPARENT
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import CLAIMED, FAMILIES
 from eqcheck.contract.errors import CaseError, UsageError
-from eqcheck.decoding.harness import models, run, truth_of
-from eqcheck.drafting.draft import ScriptedDraft
-from eqcheck.hashlm.model import HashConfig, HashLM
-from eqcheck.lanes.about import TRANSPARENT
-from eqcheck.lanes.transparent.coverage import exercised
-from eqcheck.oracle.check import judge
+from eqcheck.core.case.record import Case
 from eqcheck.strategies import cases
+from eqcheck.transparent.coverage import exercised
+from eqcheck.transparent.decoding.harness import models, run, truth_of
+from eqcheck.transparent.drafting import ScriptedDraft
+from eqcheck.transparent.hashlm.model import HashConfig, HashLM
+from eqcheck.transparent.oracle.check import judge
 
 torch.set_num_threads(1)
 FULL = Case(

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.audit.workers.serve import NO_BYTECODE, begin_child
+from eqcheck.audit.workers.worker import child_environment
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.lanes.checkpoint import lane, script
-from eqcheck.workers.serve import NO_BYTECODE, begin_child
-from eqcheck.workers.worker import child_environment
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.engines import lane, script
 
 PACKAGE = Path(__file__).parents[1] / "eqcheck"
 STARTS = re.compile(r"subprocess\.(?:Popen|run|check_output|check_call|call)\(|posix_spawn\(")

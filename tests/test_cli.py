@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from eqcheck import cli
-from eqcheck.case.record import Case
 from eqcheck.contract import registry
-from eqcheck.lanes.transparent.search import CHUNK
+from eqcheck.core.case.record import Case
 from eqcheck.report import build
+from eqcheck.transparent.search import CHUNK
 
 DECODERS = """
 import random
@@ -334,7 +334,7 @@ def test_an_engine_without_its_environment_is_a_usage_error(work: Path, capsys: 
 def test_a_decoder_in_another_python_is_audited_and_its_case_replayed(
     work: Path, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eqcheck.lanes.checkpoint.investigate.MINIMISE_S", 2.0)
+    monkeypatch.setattr("eqcheck.engines.investigate.MINIMISE_S", 2.0)
     own = ("--python", sys.executable)
     assert audited("short", *own, "--cases", "2") == 1
     report = read(work / "reports" / "short" / "report.json")

@@ -16,15 +16,15 @@ from tiny import tiny
 from transformers import DynamicCache
 from transformers.generation import candidate_generator
 
-from eqcheck.case.record import Case
 from eqcheck.compat import IdTokenizer, legacy_cache, no_cuda
 from eqcheck.contract.decoders import Request
 from eqcheck.contract.errors import Unsupported, UsageError
 from eqcheck.contract.registry import load
-from eqcheck.decoding.harness import run
-from eqcheck.hashlm.model import HashConfig, HashLM
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import judge
+from eqcheck.core.case.record import Case
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.hashlm.model import HashConfig, HashLM
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
 
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 

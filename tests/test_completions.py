@@ -11,17 +11,17 @@ import pytest
 import torch
 
 from eqcheck import Completion
-from eqcheck.attribution.witnesses import Places, permuted, with_ids
-from eqcheck.campaign.loop import audit
-from eqcheck.case.record import Case
+from eqcheck.audit.loop import audit
 from eqcheck.contract.architectures import family_of
 from eqcheck.contract.completion import split
 from eqcheck.contract.decoders import Request, RowOptions, decoder
 from eqcheck.contract.errors import CaseError, OutputError
 from eqcheck.contract.family import FAMILY
-from eqcheck.decoding.harness import run, truth_of
-from eqcheck.oracle.check import judge
-from eqcheck.result.findings import Audit, Options
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.transparent.attribution.witnesses import Places, permuted, with_ids
+from eqcheck.transparent.decoding.harness import run, truth_of
+from eqcheck.transparent.oracle.check import judge
 
 Row = Callable[[list[int], RowOptions, list[int], int], Completion]
 CASE = Case(((1, 2, 3), (4, 5)), max_new_tokens=8, num_draft_tokens=3)

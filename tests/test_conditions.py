@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 from as_data import shown, to_dict, write
 
-from eqcheck.campaign.loop import audit
-from eqcheck.case.record import Case
+from eqcheck.audit.loop import audit
 from eqcheck.catalogue import known_good
 from eqcheck.contract.decoders import Request, decoder
-from eqcheck.decoding.harness import truth_of
-from eqcheck.decoding.run import Schedule, Truth
-from eqcheck.lanes.transparent import lane
-from eqcheck.lanes.transparent.conclusions import Places, table, told
-from eqcheck.lanes.transparent.coverage import traits
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.result.conditions import conditions
-from eqcheck.result.findings import Options
-from eqcheck.result.tally import Placed
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.conditions import conditions
+from eqcheck.core.result.findings import Options
+from eqcheck.core.result.tally import Placed
+from eqcheck.transparent import lane
+from eqcheck.transparent.conclusions import Places, table, told
+from eqcheck.transparent.coverage import traits
+from eqcheck.transparent.decoding.harness import truth_of
+from eqcheck.transparent.decoding.run import Schedule, Truth
+from eqcheck.transparent.search import Source
 
 Rows = list[list[int]]
 right = known_good()["one_row"]

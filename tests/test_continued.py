@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from eqcheck.contract.decoders import FAMILIES
-from eqcheck.truth import continuation as alone
-from eqcheck.truth.continuation import continue_row, continue_rows
+from eqcheck.transparent.truth import continuation as alone
+from eqcheck.transparent.truth.continuation import continue_row, continue_rows
 
 # What the first release said; stored cases rest on it.
 KNOWN = {

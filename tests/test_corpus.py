@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from as_data import to_dict
 
-from eqcheck.campaign.loop import audit
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.case.record import Case
+from eqcheck.audit.loop import audit
+from eqcheck.audit.workers.fork import context
 from eqcheck.catalogue import known_good
 from eqcheck.contract.decoders import Decoder, Request, RowOptions, decoder
-from eqcheck.result.findings import Audit, Options
-from eqcheck.store.casefile import StoredViolation, read_case
-from eqcheck.store.corpus import Corpus
-from eqcheck.workers.fork import context
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.core.store.casefile import StoredViolation, read_case
+from eqcheck.core.store.corpus import Corpus
 
 Rows = list[list[int]]
 SHORT = "bookkeeping/premature-stop"

@@ -12,13 +12,13 @@ import pytest
 from pages import on_a_terminal
 
 from eqcheck import assert_equivalent, cli
-from eqcheck.case.record import Case
+from eqcheck.audit.coverage_words import TRANSPARENT
 from eqcheck.cli import COMMANDS, new
 from eqcheck.contract import registry
 from eqcheck.contract.errors import Violation
 from eqcheck.contract.kinds import FINGERPRINTS, KINDS
-from eqcheck.explanation.handbook import about
-from eqcheck.lanes.about import TRANSPARENT
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.handbook import about
 
 Printed = pytest.CaptureFixture[str]
 NAMES = sorted(module.__name__.rpartition(".")[2].replace("listing", "list") for module in COMMANDS)

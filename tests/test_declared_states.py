@@ -12,16 +12,16 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck.attribution.declarations import ignored
-from eqcheck.campaign.loop import audit
-from eqcheck.case.record import Case
+from eqcheck.audit.loop import audit
 from eqcheck.catalogue import BUILDS, PLANTED
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import TAKEN, Decoder, Request, decoder
-from eqcheck.decoding.harness import run
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import judge
-from eqcheck.result.findings import Options
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.findings import Options
+from eqcheck.transparent.attribution.declarations import ignored
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
 
 Rows = list[list[int]]
 STATES = ("chunked", "late-rows", "prefix", "preallocated")

@@ -14,20 +14,20 @@ from as_data import to_dict
 
 import eqcheck
 from eqcheck import cli
-from eqcheck.campaign.loop import audit
-from eqcheck.campaign.pace import DECLINED
-from eqcheck.case.record import Case
+from eqcheck.audit.loop import audit
+from eqcheck.audit.time_budget import DECLINED
+from eqcheck.audit.workers.fork import ForkWorker
+from eqcheck.audit.workers.worker import Limits
 from eqcheck.catalogue import known_good
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import REQUIREMENTS, Decoder, Request, decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.requirements import unmet
-from eqcheck.decoding.harness import run
-from eqcheck.lanes.transparent.coverage import try_case
-from eqcheck.oracle.check import judge
-from eqcheck.result.findings import Audit, Options
-from eqcheck.workers.fork import ForkWorker
-from eqcheck.workers.worker import Limits
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.transparent.coverage import try_case
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.oracle.check import judge
 
 serving = importlib.import_module("eqcheck.reference_impls.serving")
 pytest_plugins = ["pytester"]

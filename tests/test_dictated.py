@@ -13,28 +13,28 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck.abduction import Evidence, abduce
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.checkpoints import dictation
-from eqcheck.checkpoints.judge import Judge, truth
-from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.steps import Steps
+from eqcheck.audit.coverage_words import CHECKPOINT
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions, decoder
 from eqcheck.contract.errors import CaseError
-from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.about import CHECKPOINT
-from eqcheck.lanes.checkpoint import drawing
-from eqcheck.lanes.checkpoint.conclusions import conclusions
-from eqcheck.lanes.checkpoint.drawing import EngineCases
-from eqcheck.lanes.checkpoint.investigate import minimise, needs, without
-from eqcheck.lanes.checkpoint.lane import worker
-from eqcheck.lanes.checkpoint.outcome import EngineOutcome, judged
-from eqcheck.lanes.checkpoint.script import script
-from eqcheck.lanes.sampling.drawing import SampledEngineCases
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.result.findings import Audit, Finding, Options
+from eqcheck.engines import drawing
+from eqcheck.engines.abduction import Evidence, abduce
+from eqcheck.engines.checkpoints import dictation
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.checkpoints.row_judge import Judge, truth
+from eqcheck.engines.checkpoints.steps import Steps
+from eqcheck.engines.conclusions import conclusions
+from eqcheck.engines.drawing import EngineCases
+from eqcheck.engines.engine_outcome import EngineOutcome, judged
+from eqcheck.engines.investigate import minimise, needs, without
+from eqcheck.engines.lane import worker
+from eqcheck.engines.script import script
 from eqcheck.report.build import report_of
 from eqcheck.report.markdown import to_markdown
-from eqcheck.result.findings import Audit, Finding, Options
+from eqcheck.sampling.drawing import SampledEngineCases
 
 CLAIMS = ("row-limits", "row-eos", "dictated-drafts")
 Round = tuple[list[int], list[int]]  # the draft tokens, and the target's choice before each of them and after the last

@@ -54,7 +54,7 @@ def test_the_sdist_has_what_one_needs_to_test_and_nothing_large(dist: Path) -> N
         sizes = {member.name: member.size for member in archive.getmembers()}
     assert {*DOCUMENTS, *NEEDED, EXAMPLE} <= names
     needed = re.compile(
-        r"(eqcheck|adapters|reference_impls|benchmarks|tests)/.*\.py|eqcheck/explanation/handbook/.*\.md"
+        r"(eqcheck|adapters|reference_impls|benchmarks|tests)/.*\.py|eqcheck/core/explanation/handbook/.*\.md"
     )
     assert {name for name in _files(ROOT, "-co") if needed.fullmatch(name)} <= names
     assert not [name for name in names if name.startswith(("reports", ".")) or name.endswith((".safetensors", ".pyc"))]

@@ -14,11 +14,11 @@ from eqcheck.contract.architectures import ARCHITECTURES
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.family import claimed_by
 from eqcheck.contract.registry import load
-from eqcheck.decoding.harness import run
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import judge
-from eqcheck.real.models import model_of
-from eqcheck.real.targets import check, families_of
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.real.models import model_of
+from eqcheck.transparent.real.targets import check, families_of
+from eqcheck.transparent.search import Source
 
 PAGE = (Path(__file__).parent.parent / "docs" / "bridge.md").read_text()
 FILES = {name: text for text, name in re.findall(r"```python\n(# (\S+\.py)\n.*?)```", PAGE, re.DOTALL)}

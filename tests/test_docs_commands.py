@@ -17,9 +17,9 @@ from eqcheck import pytest_plugin
 from eqcheck.cli import _parser, main
 from eqcheck.contract import known_violations, registry
 from eqcheck.contract.options import RowOptions
-from eqcheck.hashlm.model import HashConfig, HashLM
 from eqcheck.report import ndjson
 from eqcheck.report.ndjson import FORMAT
+from eqcheck.transparent.hashlm.model import HashConfig, HashLM
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -19,7 +19,7 @@ import eqcheck
 from eqcheck import compat
 from eqcheck.contract.decoders import DTYPES
 from eqcheck.contract.kinds import FINGERPRINTS
-from eqcheck.explanation.handbook import about
+from eqcheck.core.explanation.handbook import about
 
 ROOT = Path(__file__).parents[1]
 FETCHED = re.compile(

@@ -11,26 +11,26 @@ import torch
 from drafting import RIGHT, DraftReadOneEarly, DraftSeesNoPrompt
 from transformers import DynamicCache
 
-from eqcheck.attribution.draft_causes import causes_of, explained
-from eqcheck.attribution.losses import by_cause, draft_warnings
-from eqcheck.campaign.loop import audit
-from eqcheck.case.record import Case
+from eqcheck.audit.loop import audit
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.engines.engine import HIDDEN, RoundEngine, Rows, logits_of
 from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.cli.replaying import replay
 from eqcheck.contract.decoders import Decoder, Request
-from eqcheck.decoding.harness import run
-from eqcheck.explanation.records import Explanation
-from eqcheck.explanation.text import render
-from eqcheck.lanes.transparent.coverage import try_case
-from eqcheck.lanes.transparent.search import Source
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.explanation.text import render
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.core.result.tally import Tally
 from eqcheck.report.build import report_of, write
 from eqcheck.report.markdown import to_markdown
 from eqcheck.report.schema import from_builtins, to_builtins
 from eqcheck.report.terminal import summary
-from eqcheck.result.findings import Audit, Options
-from eqcheck.result.tally import Tally
+from eqcheck.transparent.attribution.draft_causes import causes_of, explained
+from eqcheck.transparent.attribution.lost_drafts import by_cause, draft_warnings
+from eqcheck.transparent.coverage import try_case
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.search import Source
 
 
 @pytest.fixture(autouse=True)

@@ -28,8 +28,6 @@ from drafting import (
 )
 from transformers import DynamicCache
 
-from eqcheck.attribution.losses import draft_losses, draft_warnings, settled
-from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.engines.batch import Realigned, RolledBack
 from eqcheck.catalogue.engines.engine import RoundEngine
@@ -38,11 +36,13 @@ from eqcheck.catalogue.engines.pool import Packed
 from eqcheck.catalogue.engines.rows import Expanded, PerRow, Uncached
 from eqcheck.contract.decoders import CLAIMED, Decoder, Request
 from eqcheck.contract.registry import load
-from eqcheck.decoding.harness import run, truth_of
-from eqcheck.decoding.run import Schedule
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import judge
-from eqcheck.result.outcome import Loss, LossesOf
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.outcome import Loss, LossesOf
+from eqcheck.transparent.attribution.lost_drafts import draft_losses, draft_warnings, settled
+from eqcheck.transparent.decoding.harness import run, truth_of
+from eqcheck.transparent.decoding.run import Schedule
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
 
 LOSSES = ("wrong-context", "altered", "lost", "lost-bonus", "asked-again")
 OTHERS = ("unasked", "policy")

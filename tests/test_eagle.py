@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck.attribution.losses import all_losses, all_warnings
-from eqcheck.case.record import Case
 from eqcheck.contract import registry
-from eqcheck.decoding.harness import run
-from eqcheck.lanes.transparent.coverage import exercised
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import judge
-from eqcheck.result.outcome import Loss, LossesOf
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.outcome import Loss, LossesOf
+from eqcheck.transparent.attribution.lost_drafts import all_losses, all_warnings
+from eqcheck.transparent.coverage import exercised
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
 
 EAGLE = registry.load("eagle")
 SHAPE: Any = sys.modules[EAGLE.function.__module__]

@@ -12,22 +12,22 @@ import torch
 from drafting import DraftSeesNoPrompt, losses_and_rounds, twice
 
 import eqcheck
-from eqcheck.attribution.losses import draft_warnings
-from eqcheck.attribution.witnesses import second_opinion, variants
-from eqcheck.campaign.loop import audit
-from eqcheck.case.record import Case
+from eqcheck.audit.loop import audit
 from eqcheck.catalogue import BUILDS, FAULTS, known_good
 from eqcheck.catalogue.engines.batch import RolledBack
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.rows import PerRow, Uncached
 from eqcheck.contract.decoders import Decoder
-from eqcheck.decoding.harness import run, truth_of
-from eqcheck.explanation.records import Explanation
-from eqcheck.explanation.statements import said
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import Oracle, judge
-from eqcheck.result.findings import Options
-from eqcheck.result.outcome import Loss
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.explanation.statements import said
+from eqcheck.core.result.findings import Options
+from eqcheck.core.result.outcome import Loss
+from eqcheck.transparent.attribution.lost_drafts import draft_warnings
+from eqcheck.transparent.attribution.witnesses import second_opinion, variants
+from eqcheck.transparent.decoding.harness import run, truth_of
+from eqcheck.transparent.oracle.check import Oracle, judge
+from eqcheck.transparent.search import Source
 
 PROMPTS = ((5, 7, 11), (9, 3, 4, 8), (21, 17))
 
@@ -137,7 +137,7 @@ def test_a_start_that_is_short_for_another_reason_names_none() -> None:
 
 
 def test_the_oracle_tells_it_from_outputs_alone() -> None:
-    from eqcheck.hashlm.model import HashConfig, HashLM
+    from eqcheck.transparent.hashlm.model import HashConfig, HashLM
 
     oracle = Oracle(HashLM(HashConfig(seed=1)))
     truth = oracle.truth([3, 0, 4], max_new_tokens=3)

@@ -17,20 +17,20 @@ from as_data import write
 from clock import CHECKPOINT, Clock
 from test_blackbox import ENGINE
 
-from eqcheck.campaign.loop import Campaign, audit
-from eqcheck.campaign.pace import Pace
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.checkpoints.judge import RowJudgement
-from eqcheck.checkpoints.models import checkpoint
+from eqcheck.audit.loop import Campaign, audit
+from eqcheck.audit.time_budget import Pace
+from eqcheck.audit.workers.worker import ProcessWorker
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.checkpoint.investigate import Investigation
-from eqcheck.lanes.checkpoint.lane import UNSTEADY, CheckpointLane
-from eqcheck.lanes.checkpoint.outcome import EngineOutcome, left_behind
-from eqcheck.result.findings import Finding, Options
-from eqcheck.result.outcome import CaseLog
-from eqcheck.workers.worker import ProcessWorker
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.result.findings import Finding, Options
+from eqcheck.core.result.outcome import CaseLog
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.checkpoints.row_judge import RowJudgement
+from eqcheck.engines.engine_outcome import EngineOutcome, left_behind
+from eqcheck.engines.investigate import Investigation
+from eqcheck.engines.lane import UNSTEADY, CheckpointLane
 
 
 @pytest.mark.long
@@ -221,7 +221,7 @@ def test_a_search_that_takes_all_the_time_leaves_a_finding_without_a_cause(
     def searched(outcome: Any) -> None:
         time.sleep(4.0)
 
-    monkeypatch.setattr("eqcheck.lanes.checkpoint.lane.abduced", searched)
+    monkeypatch.setattr("eqcheck.engines.lane.abduced", searched)
     body = "        return [[1] * row.max_new_tokens for row in request.rows]"
     (tmp_path / "ones.py").write_text(ENGINE.partition("        token =")[0] + body + "\n")
     found = audit(registry.load(str(tmp_path / "ones.py")), Options(cases=None, budget=4.0, python=sys.executable))
@@ -265,7 +265,7 @@ class Scripted:
 
 @pytest.mark.long
 def test_a_script_is_handed_out_if_it_fails_and_missed_if_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eqcheck.lanes.checkpoint.investigate.MINIMISE_S", 2.0)
+    monkeypatch.setattr("eqcheck.engines.investigate.MINIMISE_S", 2.0)
     (tmp_path / "scripted.py").write_text(SCRIPTED)
     found = audit(registry.load(str(tmp_path / "scripted.py")), Options(cases=1, python=sys.executable))
     (violation,) = write(found, tmp_path / "report")["violations"]
@@ -274,7 +274,7 @@ def test_a_script_is_handed_out_if_it_fails_and_missed_if_not(tmp_path: Path, mo
     assert not any("no script without eqcheck" in warning for warning in found.warnings)
     untold = subprocess.run([sys.executable, violation["conditions"][0]["script"]], capture_output=True, text=True)
     assert (untold.returncode, untold.stderr.split(",")[0]) == (2, "name the folders of the checkpoint 'full'")
-    monkeypatch.setattr("eqcheck.lanes.checkpoint.script.inspect.getsource", lambda part: "def main():\n    pass\n")
+    monkeypatch.setattr("eqcheck.engines.script.inspect.getsource", lambda part: "def main():\n    pass\n")
     found = audit(registry.load(str(tmp_path / "scripted.py")), Options(cases=1))
     assert write(found, tmp_path / "report")["violations"][0]["conditions"][0]["script"] is None
     assert not list((tmp_path / "report").glob("*.py"))
@@ -305,8 +305,8 @@ HAUNTED = """
     served = ()
 
     def __call__(self, target, draft, request):
-        from eqcheck.case.engine import EngineRow
-        from eqcheck.checkpoints.judge import truth
+        from eqcheck.core.case.engine import EngineRow
+        from eqcheck.engines.checkpoints.row_judge import truth
         outputs, ended = [], []
         for prompt, asked in zip(request.prompts, request.rows):
             gone = [*self.served, *(first for first, end in ended if end < asked.arrival)]
@@ -323,8 +323,8 @@ def test_a_case_that_is_wrong_behind_earlier_ones_is_shown_together_with_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine keeps something of rows that have ended: alone, each drawn case is right."""
-    monkeypatch.setattr("eqcheck.lanes.checkpoint.investigate.MINIMISE_S", 7.0)
-    monkeypatch.setattr("eqcheck.lanes.checkpoint.investigate.EXPLAIN_S", 0.0)
+    monkeypatch.setattr("eqcheck.engines.investigate.MINIMISE_S", 7.0)
+    monkeypatch.setattr("eqcheck.engines.investigate.EXPLAIN_S", 0.0)
     text = ENGINE.partition("    def ")[0].replace('dtype="float32"', 'dtype="float32", capabilities=("arrivals",)')
     (tmp_path / "haunted.py").write_text(text + HAUNTED)
     found = audit(registry.load(str(tmp_path / "haunted.py")), Options(cases=4, python=sys.executable))

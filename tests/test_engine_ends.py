@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck.campaign.loop import audit
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.checkpoints.judge import Judge, truth
-from eqcheck.checkpoints.truth import row_with
+from eqcheck.audit.loop import audit
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.lanes.checkpoint.drawing import BLOCK, EngineCases, alike
-from eqcheck.lanes.checkpoint.lane import worker
-from eqcheck.lanes.checkpoint.outcome import judged
-from eqcheck.result.findings import Audit, Options
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.engines.checkpoints.continuations import row_with
+from eqcheck.engines.checkpoints.row_judge import Judge, truth
+from eqcheck.engines.drawing import BLOCK, EngineCases, alike
+from eqcheck.engines.engine_outcome import judged
+from eqcheck.engines.lane import worker
 
 ENGINE = '''
 import eqcheck

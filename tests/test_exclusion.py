@@ -9,9 +9,9 @@ import pytest
 from test_bets import contexts, draw, normal, random_case
 
 from eqcheck.contract.errors import UsageError
-from eqcheck.sampling.exclusion import CHANGES, EXPONENTS, SIZES, Exclusion, _alternatives, _moments, _wrong
-from eqcheck.sampling.laws import Floats, SampledRow
-from eqcheck.sampling.wealth import PORTFOLIO, Wealth, bets, laws
+from eqcheck.sampling.betting.exclusion import CHANGES, EXPONENTS, SIZES, Exclusion, _alternatives, _moments, _wrong
+from eqcheck.sampling.betting.laws import Floats, SampledRow
+from eqcheck.sampling.betting.wealth import PORTFOLIO, Wealth, bets, laws
 
 
 def audit(seed: int, size: float = 0.0, change: float = 0.0, cases: int = 60) -> tuple[Wealth, Exclusion]:

@@ -12,8 +12,8 @@ import pytest
 
 from eqcheck.contract.errors import EqcheckError
 from eqcheck.contract.kinds import FINGERPRINTS
-from eqcheck.explanation import handbook
-from eqcheck.explanation.handbook import Chapter, RootCause, about, parsed
+from eqcheck.core.explanation import handbook
+from eqcheck.core.explanation.handbook import Chapter, RootCause, about, parsed
 
 FOLDER = Path(handbook.__file__).parent
 LINK = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+#[1-9]\d*|https://[\w./-]+")
@@ -125,7 +125,7 @@ def test_a_malformed_file_is_one_clear_error(
     monkeypatch.setattr(handbook, "_HERE", tmp_path)
     (tmp_path / "mask").mkdir()
     (tmp_path / "mask" / "window.md").write_text(FILE.replace(right, wrong))
-    with pytest.raises(EqcheckError, match=re.escape(f"eqcheck/explanation/handbook/mask/window.md: {said}")):
+    with pytest.raises(EqcheckError, match=re.escape(f"eqcheck/core/explanation/handbook/mask/window.md: {said}")):
         about("mask/window")
 
 
@@ -145,9 +145,9 @@ def test_only_the_kind_that_is_asked_for_is_read(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("code", "unneeded"),
     [
-        ("import eqcheck.explanation.handbook", {"torch", "transformers", "numpy", "msgspec"}),
+        ("import eqcheck.core.explanation.handbook", {"torch", "transformers", "numpy", "msgspec"}),
         (
-            "import eqcheck.explanation.handbook; eqcheck.explanation.handbook.about('mask/window')",
+            "import eqcheck.core.explanation.handbook; eqcheck.core.explanation.handbook.about('mask/window')",
             {"torch", "transformers", "numpy"},
         ),
     ],

@@ -26,7 +26,7 @@ sys.meta_path[sys.meta_path.index(PathFinder)] = Without
 OURS = ("fsspec", "httpx", "hypothesis", "jinja2", "rich", "shtab")  # the others come with transformers
 ORACLE = """
 import eqcheck
-from eqcheck.hashlm.model import HashConfig, HashLM
+from eqcheck.transparent.hashlm.model import HashConfig, HashLM
 oracle = eqcheck.Oracle(HashLM(HashConfig(seed=1)))
 truth = oracle.truth([3, 1, 4], max_new_tokens=3)
 assert oracle.check([[3, 1, 4]], [truth], max_new_tokens=3)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import eqcheck
-from eqcheck.campaign.loop import audit
+from eqcheck.audit.loop import audit
 from eqcheck.cli import _parsed, _parser
 from eqcheck.cli.plan import Plan
-from eqcheck.explanation.notice import VACUOUS
-from eqcheck.result.findings import Options
+from eqcheck.core.explanation.notice import VACUOUS
+from eqcheck.core.result.findings import Options
 
 SHORT = "bookkeeping/premature-stop"
 RIGHT = eqcheck.load("eqspec").function

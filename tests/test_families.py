@@ -26,9 +26,9 @@ from eqcheck.catalogue import BUILDS, known_good
 from eqcheck.contract.cache_names import NAMES, cache_argument, cache_of
 from eqcheck.contract.decoders import Request
 from eqcheck.contract.family import FAMILIES, FAMILY, KERNEL, WINDOW, named
-from eqcheck.drafting.draft import ScriptedDraft
-from eqcheck.hashlm.model import HashConfig, HashLM
-from eqcheck.oracle.check import Oracle
+from eqcheck.transparent.drafting import ScriptedDraft
+from eqcheck.transparent.hashlm.model import HashConfig, HashLM
+from eqcheck.transparent.oracle.check import Oracle
 
 MAMBA: dict[str, Any] = {
     "model_type": "mamba2",

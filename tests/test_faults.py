@@ -14,8 +14,6 @@ import pytest
 import torch
 from pairs import PAIRS, FaultPair
 
-from eqcheck.abduction import EDITS, Edit
-from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS, PLANTED, Fault, engines
 from eqcheck.catalogue.faults import DEVELOPED, HEAD_FAULTS
 from eqcheck.catalogue.faults import fault as record
@@ -23,10 +21,12 @@ from eqcheck.catalogue.faults.fault import HANDED, NO_TOKENS, OUTPUT_RIGHT, amou
 from eqcheck.contract.decoders import CACHE_STATES, FAMILIES, Decoder
 from eqcheck.contract.family import HYBRID, UNIFORM
 from eqcheck.contract.kinds import KINDS
-from eqcheck.decoding.harness import run
-from eqcheck.hashlm.trace import TARGET
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import judge
+from eqcheck.core.case.record import Case
+from eqcheck.engines.abduction import EDITS, Edit
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.hashlm.trace import TARGET
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
 
 CHUNKS = 6
 COUNTS = re.compile("-end-at-|-ten-tokens-|-before-new-block|-eos-in-draft")

@@ -11,16 +11,16 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck.attribution.bookkeeping import CommitKnowledge, diagnose
-from eqcheck.attribution.losses import draft_losses, draft_warnings, settled
-from eqcheck.case.record import Case
 from eqcheck.catalogue import PLANTED
 from eqcheck.contract.decoders import CACHE_STATES, Request, decoder
-from eqcheck.decoding.harness import run
-from eqcheck.explanation.text import render
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import judge
-from eqcheck.result.outcome import Loss, RowVerdict
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.text import render
+from eqcheck.core.result.outcome import Loss, RowVerdict
+from eqcheck.transparent.attribution.bookkeeping import CommitKnowledge, diagnose
+from eqcheck.transparent.attribution.lost_drafts import draft_losses, draft_warnings, settled
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
 
 Rows = list[list[int]]
 

@@ -15,16 +15,16 @@ from as_data import shown, write
 from clock import TRANSPARENT, Clock
 
 from eqcheck import cli
-from eqcheck.campaign.loop import audit
-from eqcheck.case.record import Case
+from eqcheck.audit.loop import audit
 from eqcheck.catalogue import known_good
 from eqcheck.cli.audit import exit_code
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import CACHE_STATES, Decoder, Request, decoder
-from eqcheck.lanes.transparent.sequences import RERUNS
-from eqcheck.result.findings import Audit, Options
-from eqcheck.result.outcome import Outcome
-from eqcheck.store.casefile import read_case
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.core.result.outcome import Outcome
+from eqcheck.core.store.casefile import read_case
+from eqcheck.transparent.sequences import RERUNS
 
 Rows = list[list[int]]
 SHORT = "bookkeeping/premature-stop"
@@ -195,7 +195,7 @@ def test_one_fingerprint_in_doubt_puts_all_in_doubt() -> None:
 
 @pytest.fixture
 def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eqcheck.result.findings.ENOUGH_TO_CALL_STALE", 20)
+    monkeypatch.setattr("eqcheck.core.result.findings.ENOUGH_TO_CALL_STALE", 20)
 
 
 KNOWN = {"bookkeeping/past-eos": "https://example.org/1", SHORT: "https://example.org/2"}
@@ -225,7 +225,7 @@ def test_too_few_cases_do_not_make_it_stale() -> None:
 
 
 def test_three_hundred_cases_are_enough() -> None:
-    from eqcheck.result import findings as result
+    from eqcheck.core.result import findings as result
 
     assert result.ENOUGH_TO_CALL_STALE == 300
 
@@ -271,7 +271,7 @@ def test_what_could_not_be_minimised_is_said(monkeypatch: pytest.MonkeyPatch) ->
         clock.now += 0.6
         return outcome
 
-    monkeypatch.setattr("eqcheck.lanes.transparent.lane.confirms", slowly)
+    monkeypatch.setattr("eqcheck.transparent.lane.confirms", slowly)
     result = audit(made(short), Options(cases=5, budget=0.5))
     assert not result.violations[0].minimised
     assert any("could be made small" in warning for warning in result.warnings)

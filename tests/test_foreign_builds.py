@@ -11,19 +11,19 @@ import pytest
 import torch
 from drafting import twice
 
-from eqcheck.attribution.bookkeeping import prompt_returned
-from eqcheck.attribution.reading import Reader
-from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS, known_good
 from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.contract.decoders import Request
-from eqcheck.decoding.harness import run
-from eqcheck.explanation.records import Explanation, crash
-from eqcheck.explanation.text import render
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.lanes.transparent.sequences import confirms
-from eqcheck.oracle.check import judge
-from eqcheck.result.outcome import HANG, Outcome, RowVerdict
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.records import Explanation, crash
+from eqcheck.core.explanation.text import render
+from eqcheck.core.result.outcome import HANG, Outcome, RowVerdict
+from eqcheck.transparent.attribution.bookkeeping import prompt_returned
+from eqcheck.transparent.attribution.reading import Reader
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
+from eqcheck.transparent.sequences import confirms
 
 Decode = Callable[[Any, Any, Request], list[list[int]]]
 

@@ -23,9 +23,9 @@ from gate_servers.engine import Asked, Told
 from gate_servers.server import served
 
 from eqcheck.cli import main
-from eqcheck.gate.rows import Completed, Row, Scored, Wanted, drawn, read, second_choices
+from eqcheck.gate.compared_rows import Completed, Row, Scored, Wanted, drawn, read, second_choices
 from eqcheck.gate.sentences import text_of
-from eqcheck.truth.evidence import CROSSES, Exceedances, needed
+from eqcheck.transparent.truth.rounding_evidence import CROSSES, Exceedances, needed
 
 VOCABULARY = 256
 LOSSY = 0.8  # nats
@@ -140,7 +140,7 @@ def test_rows_that_are_exchangeable_never_cross_and_others_do() -> None:
 
 def test_the_bound_is_not_loose_by_the_factor_of_two_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the factor the mean of the evidence over right servers is 1 at most, too."""
-    monkeypatch.setattr("eqcheck.truth.evidence.ROOM", 1.0)
+    monkeypatch.setattr("eqcheck.transparent.truth.rounding_evidence.ROOM", 1.0)
     ends = []
     for seed in range(400):
         rng = random.Random(seed)
@@ -233,7 +233,7 @@ def test_second_choices_name_a_threshold_only_with_a_limit() -> None:
 def test_the_last_screen_has_the_cause_the_reproduction_and_the_verdict(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("eqcheck.explanation.layout.within", 80)
+    monkeypatch.setattr("eqcheck.core.explanation.layout.within", 80)
     with servers(Toy("lossy")) as both:
         assert main(["gate", *both, *FAST, "--out", str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()

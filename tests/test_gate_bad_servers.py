@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from eqcheck.cli import main
-from eqcheck.gate.rows import ServerError, Wanted
+from eqcheck.gate.compared_rows import ServerError, Wanted
 from eqcheck.gate.servers import Server
 
 Body: TypeAlias = "dict[str, Any]"

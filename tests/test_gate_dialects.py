@@ -12,7 +12,7 @@ import pytest
 from test_gate_bad_servers import SMALL, VOCABULARY, Body, Toy, best, gate, serving, wrong
 
 from eqcheck.cli import main
-from eqcheck.gate.rows import PIECE, Wanted
+from eqcheck.gate.compared_rows import PIECE, Wanted
 from eqcheck.gate.sentences import text_of
 from eqcheck.gate.servers import Server
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from eqcheck.gate.bets import Lengths, SampledRows
-from eqcheck.gate.rows import Completed, Row, Scored, Wanted
-from eqcheck.gate.run import Gate, Settings
-from eqcheck.truth.evidence import CROSSES, Exceedances, OddOne, step, together
+from eqcheck.gate.compared_rows import Completed, Row, Scored, Wanted
+from eqcheck.gate.comparison import Gate, Settings
+from eqcheck.transparent.truth.rounding_evidence import CROSSES, Exceedances, OddOne, step, together
 
 Law: TypeAlias = "Callable[[random.Random], float]"
 
@@ -66,7 +66,7 @@ def test_a_fault_in_some_rows_crosses(share: float) -> None:
 
 def test_the_bet_on_the_largest_of_a_request_has_a_mean_of_one_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the room, and with rows that are alike within a request alone."""
-    monkeypatch.setattr("eqcheck.truth.evidence.ROOM", 1.0)
+    monkeypatch.setattr("eqcheck.transparent.truth.rounding_evidence.ROOM", 1.0)
     ends = []
     for seed in range(2000):
         rng, bet = random.Random(seed), Exceedances([0.5])

@@ -13,8 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from eqcheck.cli import main
 from eqcheck.contract.decoders import Request, decoder
+from eqcheck.gate.compared_rows import Wanted
 from eqcheck.gate.process import Plain, sides
-from eqcheck.gate.rows import Wanted
 
 MINE = '''
 import torch

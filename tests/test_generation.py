@@ -11,8 +11,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from eqcheck.contract.errors import UsageError
-from eqcheck.oracle.check import Oracle
-from eqcheck.real.loading import ropes_of
+from eqcheck.transparent.oracle.check import Oracle
+from eqcheck.transparent.real.loading import ropes_of
 
 torch.set_num_threads(1)
 SIZES: dict[str, Any] = {

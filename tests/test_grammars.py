@@ -15,17 +15,17 @@ from grammar_causes import decoded, found, shows, with_grammars
 from grammar_faults import BUILDS, CLAIMS, FAULTS, Free, engine
 from grammar_unseen import UNSEEN
 
-from eqcheck.abduction.queries import allowed
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.checkpoints.judge import truth
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.errors import CaseError, UsageError
 from eqcheck.contract.options import choice, ended, options_of, rules, stuck
-from eqcheck.lanes.checkpoint.drawing import EngineCases, alike, exercised
-from eqcheck.lanes.checkpoint.investigate import candidates, needs, without
-from eqcheck.lanes.checkpoint.lane import worker
-from eqcheck.shrinking.options import simpler_grammars
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.shrinking.options import simpler_grammars
+from eqcheck.engines.abduction.queries import allowed
+from eqcheck.engines.checkpoints.row_judge import truth
+from eqcheck.engines.drawing import EngineCases, alike, exercised
+from eqcheck.engines.investigate import candidates, needs, without
+from eqcheck.engines.lane import worker
 
 TWO = ((0, (4, 5), 1), (1, (6,), 0), (1, (), 1))
 OTHERS = ("min-new-tokens", "bad-words", "allowed-ids", "repetition-penalty")

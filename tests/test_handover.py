@@ -7,14 +7,14 @@ from collections import Counter
 import pytest
 import torch
 
-from eqcheck.attribution.witnesses import second_opinion
 from eqcheck.catalogue import BUILDS, FAULTS
 from eqcheck.contract.decoders import Decoder
-from eqcheck.decoding.harness import run
-from eqcheck.explanation.records import Explanation
-from eqcheck.explanation.text import render
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import judge
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.explanation.text import render
+from eqcheck.transparent.attribution.witnesses import second_opinion
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
 
 
 @pytest.fixture(autouse=True)

@@ -13,18 +13,18 @@ import pytest
 import torch
 from transformers import Cache, DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, StaticCache
 
-from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
 from eqcheck.contract.decoders import CLAIMED, FAMILIES
 from eqcheck.contract.errors import Unsupported
-from eqcheck.decoding.harness import run
-from eqcheck.drafting.draft import ScriptedDraft
-from eqcheck.hashlm.caches import PreallocatedLayer
-from eqcheck.hashlm.hashing import CALL, COLUMN, CONTENT, HEADS, LAYERS, ROW, WIDTH, Words
-from eqcheck.hashlm.model import POSITIONS, HashConfig, HashLM
-from eqcheck.hashlm.trace import DRAFT, TARGET, Trace
-from eqcheck.hashlm.visibility import TAKES_CACHE_POSITION
-from eqcheck.truth.continuation import continue_row
+from eqcheck.core.case.record import Case
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.drafting import ScriptedDraft
+from eqcheck.transparent.hashlm.caches import PreallocatedLayer
+from eqcheck.transparent.hashlm.hashing import CALL, COLUMN, CONTENT, HEADS, LAYERS, ROW, WIDTH, Words
+from eqcheck.transparent.hashlm.model import POSITIONS, HashConfig, HashLM
+from eqcheck.transparent.hashlm.trace import DRAFT, TARGET, Trace
+from eqcheck.transparent.hashlm.visibility import TAKES_CACHE_POSITION
+from eqcheck.transparent.truth.continuation import continue_row
 
 torch.set_num_threads(1)
 VOCAB, NEW = 67, 8

@@ -8,18 +8,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eqcheck.attribution.losses import head_losses, head_warnings
-from eqcheck.case.record import Case
 from eqcheck.catalogue.engines.builds import HEAD_BUILDS
 from eqcheck.catalogue.faults import HEAD_FAULTS, Fault
 from eqcheck.contract.kinds import KINDS
-from eqcheck.decoding.harness import run
-from eqcheck.hashlm.trace import TARGET
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import judge
-from eqcheck.result.outcome import Loss, LossesOf
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.outcome import Loss, LossesOf
 from eqcheck.selfcheck import faults as selfcheck
 from eqcheck.selfcheck.faults import check_head, check_known_good
+from eqcheck.transparent.attribution.lost_drafts import head_losses, head_warnings
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.hashlm.trace import TARGET
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
 
 # One of each mechanism: `eqcheck selfcheck` has every fault in every build.
 FIRST = {fault.mechanism: fault for fault in reversed(HEAD_FAULTS)}

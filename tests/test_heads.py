@@ -14,20 +14,20 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck.attribution.losses import all_losses, all_warnings, head_losses
-from eqcheck.case.record import Case
 from eqcheck.contract.errors import Unsupported
 from eqcheck.contract.registry import load
-from eqcheck.decoding.harness import models, run, truth_of
-from eqcheck.drafting.draft import ScriptedHead
-from eqcheck.hashlm import hashing
-from eqcheck.hashlm.hashing import LAYERS, States, states_in
-from eqcheck.hashlm.parts import numbers
-from eqcheck.hashlm.trace import TARGET, Trace
-from eqcheck.lanes.transparent.coverage import exercised
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import judge
-from eqcheck.result.outcome import Loss, LossesOf
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.outcome import Loss, LossesOf
+from eqcheck.transparent.attribution.lost_drafts import all_losses, all_warnings, head_losses
+from eqcheck.transparent.coverage import exercised
+from eqcheck.transparent.decoding.harness import models, run, truth_of
+from eqcheck.transparent.drafting import ScriptedHead
+from eqcheck.transparent.hashlm import hashing
+from eqcheck.transparent.hashlm.hashing import LAYERS, States, states_in
+from eqcheck.transparent.hashlm.parts import numbers
+from eqcheck.transparent.hashlm.trace import TARGET, Trace
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
 
 heads = importlib.import_module("eqcheck.reference_impls.heads")
 reading = importlib.import_module("eqcheck.reference_impls.drafters.reading")

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from eqcheck import cli
-from eqcheck.campaign.loop import audit
-from eqcheck.case.record import Case
+from eqcheck.audit.loop import audit
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder
-from eqcheck.result.findings import Options
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.findings import Options
+from eqcheck.core.store.casefile import read_case
 from eqcheck.selfcheck.faults import SelfCheck
-from eqcheck.store.casefile import read_case
 
 BARE: dict[str, Any] = Case(prompts=((1, 2), (3,))).to_dict()
 FILE: dict[str, Any] = {

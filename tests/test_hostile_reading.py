@@ -17,20 +17,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from eqcheck import cli
-from eqcheck.campaign import shards
-from eqcheck.campaign.shards import Shard, part_of, read, to_builtins
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.case.record import Case
+from eqcheck.audit import shards
+from eqcheck.audit.shards import Shard, part_of, read, to_builtins
 from eqcheck.contract import known_violations
 from eqcheck.contract.decoders import RowOptions, decoder
 from eqcheck.contract.errors import UsageError
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.core.store.casefile import parsed_case
 from eqcheck.report import load
 from eqcheck.report.compare import compare
 from eqcheck.report.markdown import to_markdown
 from eqcheck.report.page import compared_to_html, to_html
 from eqcheck.report.terminal import summary
-from eqcheck.result.findings import Audit, Options
-from eqcheck.store.casefile import parsed_case
 
 REPORT = json.loads((Path(__file__).resolve().parents[1] / "reports/showcase/bsp/report.json").read_text())
 BARE = Case(prompts=((1, 2), (3,)), accepts=((1,), (0,)), before=(Case(prompts=((4,),)),)).to_dict()

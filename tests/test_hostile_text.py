@@ -17,15 +17,15 @@ from as_data import write
 from markdown_it import MarkdownIt
 
 from eqcheck import cli
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.checkpoints.truth import ModelTruth
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions, decoder
 from eqcheck.contract.errors import UsageError, cleaned, code, fenced, inline, one_line, printable
-from eqcheck.lanes.checkpoint.lane import worker as worker_of
-from eqcheck.lanes.checkpoint.script import script
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.result.findings import Audit, Finding, Options
+from eqcheck.engines.checkpoints.continuations import ModelTruth
+from eqcheck.engines.lane import worker as worker_of
+from eqcheck.engines.script import script
 from eqcheck.report import build
-from eqcheck.result.findings import Audit, Finding, Options
 from eqcheck.selfcheck.faults import SelfCheck
 
 HOSTILE = """
@@ -145,7 +145,7 @@ def test_an_engine_s_texts_stay_in_their_places(work: Path, monkeypatch: pytest.
     assert all(map(harmless, texts(report)))
     assert report == json.loads((work / "out" / "report.json").read_text())
     check_markdown((work / "out" / "report.md").read_text(), "FAIL crash/exception:Bad")
-    monkeypatch.setattr("eqcheck.lanes.checkpoint.script.truth", lambda *_: ModelTruth(None))
+    monkeypatch.setattr("eqcheck.engines.script.truth", lambda *_: ModelTruth(None))
     monkeypatch.setattr(ModelTruth, "row", lambda *_: [1])
     monkeypatch.setattr(decoded.function, "script", (), raising=False)
     parsed = ast.parse(script(decoded, found.version, finding))

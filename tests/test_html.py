@@ -12,15 +12,15 @@ from jinja2 import Environment
 from pages import HOSTILE, ROOT, a_story, elements, filled, many_causes, told
 
 import eqcheck
-from eqcheck.explanation.records import Explanation, Opinion
-from eqcheck.lanes.about import TRANSPARENT
+from eqcheck.audit.coverage_words import TRANSPARENT
+from eqcheck.core.explanation.records import Explanation, Opinion
+from eqcheck.core.result.findings import LawEvidence, OtherCase
+from eqcheck.core.result.outcome import DrawnDecode, DrawnQuery, DrawnRound, DrawnSlot
 from eqcheck.report import page as pages_module
 from eqcheck.report.content import readable, tokens
 from eqcheck.report.page import page, to_html, trace_page
 from eqcheck.report.picture import SlotColumn, cell, columns, committed, drafts, timeline
 from eqcheck.report.terminal import summary
-from eqcheck.result.findings import LawEvidence, OtherCase
-from eqcheck.result.outcome import DrawnDecode, DrawnQuery, DrawnRound, DrawnSlot
 
 
 def test_a_cell_says_what_is_seen_and_what_should_be() -> None:

@@ -10,19 +10,19 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck.attribution.repair import repair
-from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.engines.engine import additive
 from eqcheck.contract.decoders import CACHE_STATES, CLAIMED, Request
 from eqcheck.contract.family import FAMILIES, FAMILY, HYBRID, KERNEL, UNIFORM, WINDOW, asked_by, claimed_by
-from eqcheck.decoding.harness import run
-from eqcheck.explanation.records import Explanation
-from eqcheck.explanation.text import render
-from eqcheck.hashlm import hashing
-from eqcheck.hashlm.model import HashConfig, HashLM
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import judge
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.explanation.text import render
+from eqcheck.transparent.attribution.repair import repair
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.hashlm import hashing
+from eqcheck.transparent.hashlm.model import HashConfig, HashLM
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
 
 VOCAB = 64
 TEXT = torch.tensor([[7, 3, 50, 12, 9, 33, 21, 5, 18, 40, 2, 61]])

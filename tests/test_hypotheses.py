@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from eqcheck.attribution import labels, reading
-from eqcheck.attribution.bookkeeping import WrongToken
-from eqcheck.attribution.labels import RULES, labels_of
-from eqcheck.attribution.reading import HYPOTHESES, Finding, Reader
-from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS
-from eqcheck.decoding.harness import run
-from eqcheck.decoding.run import Run
+from eqcheck.core.case.record import Case
+from eqcheck.transparent.attribution import labels, reading
+from eqcheck.transparent.attribution.bookkeeping import WrongToken
+from eqcheck.transparent.attribution.labels import RULES, labels_of
+from eqcheck.transparent.attribution.reading import HYPOTHESES, Finding, Reader
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.decoding.run import Run
 
 CASES = Path(__file__).parent / "golden" / "cases"
 # A fault with a stored case of the golden net. `rounded` is that of a cache in 8 bits (`tests/test_real_targets.py`),

@@ -20,29 +20,29 @@ from xml.etree import ElementTree
 import pytest
 
 import eqcheck
-from eqcheck.campaign.loop import audit
-from eqcheck.campaign.shards import from_builtins, merged, part_of, run, terms_of, to_builtins
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.case.record import Case
-from eqcheck.case.sampling import SampledCase
+from eqcheck.audit.loop import audit
+from eqcheck.audit.shards import from_builtins, merged, part_of, run, terms_of, to_builtins
+from eqcheck.audit.workers.fork import decoding
+from eqcheck.audit.workers.worker import Limits, LocalWorker, Workers
 from eqcheck.cli.audit import exit_code
 from eqcheck.contract import registry
 from eqcheck.contract.completion import observed_of
 from eqcheck.contract.decoders import Decoder, RowOptions
 from eqcheck.contract.errors import INTERNAL, CaseError, UsageError
-from eqcheck.explanation.notice import EqcheckFailed, InternalError, guarded, internal_error, note
-from eqcheck.lanes.checkpoint.lane import worker
-from eqcheck.lanes.sampling.judge import try_case as try_sampled
-from eqcheck.lanes.transparent.coverage import try_case
-from eqcheck.oracle import check as oracle_check
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.case.record import Case
+from eqcheck.core.case.sampling import SampledCase
+from eqcheck.core.explanation.notice import EqcheckFailed, InternalError, guarded, internal_error, note
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.core.store.casefile import read_case
+from eqcheck.engines.lane import worker
 from eqcheck.report import load
 from eqcheck.report.build import write
 from eqcheck.report.checks import junit
 from eqcheck.report.terminal import summary
-from eqcheck.result.findings import Audit, Options
-from eqcheck.store.casefile import read_case
-from eqcheck.workers.fork import decoding
-from eqcheck.workers.worker import Limits, LocalWorker, Workers
+from eqcheck.sampling.judge import try_case as try_sampled
+from eqcheck.transparent.coverage import try_case
+from eqcheck.transparent.oracle import check as oracle_check
 
 ROOT = Path(__file__).parents[1]
 FILES = ("report.json", "report.md", "report.html")
@@ -69,15 +69,15 @@ def in_two_rows(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def judging(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("eqcheck.lanes.transparent.coverage.judge", in_two_rows(oracle_check.judge))
+    patch.setattr("eqcheck.transparent.coverage.judge", in_two_rows(oracle_check.judge))
 
 
 def explaining(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("eqcheck.lanes.transparent.coverage.second_opinion", planted)
+    patch.setattr("eqcheck.transparent.coverage.second_opinion", planted)
 
 
 def minimising(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("eqcheck.lanes.transparent.lane.minimise", planted)
+    patch.setattr("eqcheck.transparent.lane.minimise", planted)
 
 
 def only_of_queries(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,7 +88,7 @@ def only_of_queries(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def rendering(patch: pytest.MonkeyPatch) -> None:
-    from eqcheck.explanation.text import render
+    from eqcheck.core.explanation.text import render
 
     for place in ("report.build", "store.casefile", "campaign.loop"):
         patch.setattr(f"eqcheck.{place}.render", only_of_queries(render))
@@ -107,7 +107,7 @@ def in_the_terminal(patch: pytest.MonkeyPatch) -> None:
 
 
 def concluding(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("eqcheck.lanes.transparent.lane.with_axes", planted)
+    patch.setattr("eqcheck.transparent.lane.with_axes", planted)
 
 
 STEPS = (judging, explaining, minimising, rendering, in_markdown, on_the_page, in_the_terminal, concluding)
@@ -135,7 +135,7 @@ def reported(result: Audit, folder: Path) -> str:
 def test_an_exception_in_any_step_ends_no_audit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
-    monkeypatch.setattr("eqcheck.lanes.transparent.sequences.MINIMISE_S", 1.0)
+    monkeypatch.setattr("eqcheck.transparent.sequences.MINIMISE_S", 1.0)
     step(monkeypatch)
     result = audit(wrong_twice(), Options(cases=12))
     text = reported(result, tmp_path)
@@ -181,7 +181,7 @@ def test_in_the_lane_of_sampling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     fault = next(fault for fault in SAMPLED_FAULTS if fault.name == "bonus-argmax").decoder("per_row")
     where = "transparent.cause" if step == "naming.cause" else step
-    monkeypatch.setattr(f"eqcheck.lanes.sampling.{where}", planted)
+    monkeypatch.setattr(f"eqcheck.sampling.{where}", planted)
     decoder = eqcheck.decoder(name="wrong", capabilities=("temperature",))(lambda *given: fault(*given))
     result = audit(decoder, Options(cases=120))
     if result.internal:
@@ -193,7 +193,7 @@ def test_in_the_lane_of_sampling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 PLANT = """
 import os
 import eqcheck
-import eqcheck.lanes.transparent.coverage as judging
+import eqcheck.transparent.coverage as judging
 from eqcheck.adapters.bsp import generate as bsp
 
 own = judging.judge

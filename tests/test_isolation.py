@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from eqcheck import cli
-from eqcheck.campaign.loop import audit
-from eqcheck.case.record import Case
+from eqcheck.audit.loop import audit
+from eqcheck.audit.workers.fork import ForkWorker
+from eqcheck.audit.workers.worker import Limits
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import decoder
 from eqcheck.contract.errors import UsageError
-from eqcheck.lanes.transparent.coverage import try_case
-from eqcheck.result.findings import Options
-from eqcheck.workers.fork import ForkWorker
-from eqcheck.workers.worker import Limits
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.findings import Options
+from eqcheck.transparent.coverage import try_case
 
 DECODERS = '''
 import ctypes, os, signal, sys, time

@@ -87,7 +87,7 @@ def test_a_list_of_known_that_is_not_there_is_told_before_anything_runs(
     class Listed(Equivalence):
         adapter, cases, known = short, 20, str(tmp_path / "known.toml")
 
-    monkeypatch.setattr("eqcheck.campaign.loop.audit", None)
+    monkeypatch.setattr("eqcheck.audit.loop.audit", None)
     with pytest.raises(AssertionError, match=r"nothing was audited: .*known\.toml"):
         Listed().test_ends()
 

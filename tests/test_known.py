@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck.case.record import Case
 from eqcheck.cli import main
 from eqcheck.cli.audit import exit_code
 from eqcheck.contract import registry
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.known_violations import Known, in_ci, load, older, unheard
-from eqcheck.explanation.records import Explanation
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.result.findings import Audit, Finding, Options
+from eqcheck.core.result.outcome import Outcome
+from eqcheck.core.result.tally import Alike, Tally
 from eqcheck.report.build import report_of
 from eqcheck.report.checks import checks
 from eqcheck.report.terminal import summary
-from eqcheck.result.findings import Audit, Finding, Options
-from eqcheck.result.outcome import Outcome
-from eqcheck.result.tally import Alike, Tally
 
 TODAY = date(2026, 11, 23)
 PAST_EOS = "bookkeeping/past-eos"

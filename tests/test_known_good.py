@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eqcheck.attribution.reading import Reader
 from eqcheck.catalogue import known_good
 from eqcheck.contract.decoders import Decoder
-from eqcheck.decoding.harness import run
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import judge
+from eqcheck.transparent.attribution.reading import Reader
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
 
 
 @pytest.mark.parametrize("decoder", known_good().values(), ids=lambda decoder: decoder.name)

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from eqcheck.attribution.labels import AGAINST, FOR, OBJECTIONS, Labels, labels_of
-from eqcheck.attribution.record import Label, Write
-from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS
 from eqcheck.catalogue.engines.batch import Holes, Realigned
 from eqcheck.catalogue.engines.engine import RoundEngine
-from eqcheck.decoding.harness import run
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import judge
+from eqcheck.core.case.record import Case
+from eqcheck.transparent.attribution.labels import AGAINST, FOR, OBJECTIONS, Labels, labels_of
+from eqcheck.transparent.attribution.writes import Label, Write
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
 
 
 @pytest.fixture(autouse=True)

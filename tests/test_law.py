@@ -16,7 +16,7 @@ from transformers.generation.logits_process import (
 )
 
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.truth.law import law, penalised
+from eqcheck.core.law import law, penalised
 
 
 def options(draw: random.Random, vocabulary: int) -> RowOptions:

@@ -7,7 +7,7 @@ import multiprocessing.popen_forkserver  # noqa: F401 - or each run in this proc
 import pytest
 from test_pytest_plugin import Brief
 
-import eqcheck.lanes.sampling.lane  # noqa: F401 - numpy cannot be imported a second time, in a run within this one
+import eqcheck.sampling.lane  # noqa: F401 - numpy cannot be imported a second time, in a run within this one
 
 pytest_plugins = ["pytester"]
 
@@ -15,7 +15,7 @@ DECODERS = """
 import itertools
 from dataclasses import replace
 import eqcheck
-from eqcheck.truth.continuation import continue_row
+from eqcheck.transparent.truth.continuation import continue_row
 
 def truth(target, request):
     c = target.config

@@ -5,9 +5,9 @@ from random import Random
 import pytest
 from conformance.test_laws import LAWS
 
-from eqcheck.case.record import Case
 from eqcheck.catalogue import known_good
-from eqcheck.drawing.cases import Chance
+from eqcheck.core.case.record import Case
+from eqcheck.transparent.drawing import Chance
 
 CASE = Case(
     ((5, 6), (7,), (8, 9, 10)),

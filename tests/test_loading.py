@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck.campaign.events import Event, Loading
-from eqcheck.campaign.loop import audit
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.checkpoints.models import checkpoint
+from eqcheck.audit.events import Event, Loading
+from eqcheck.audit.loop import audit
+from eqcheck.audit.workers import interpreter
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.errors import UsageError
-from eqcheck.lanes.checkpoint import drawing
-from eqcheck.lanes.checkpoint.lane import worker as worker_of
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.engines import drawing
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.lane import worker as worker_of
 from eqcheck.report.progress import progress
-from eqcheck.result.findings import Audit, Options
-from eqcheck.workers import interpreter
 
 ENGINE = """
 import os, signal, time
 import eqcheck
-from eqcheck.case.engine import EngineRow
-from eqcheck.checkpoints.judge import truth
+from eqcheck.core.case.engine import EngineRow
+from eqcheck.engines.checkpoints.row_judge import truth
 
 @eqcheck.decoder(name="slow", checkpoints=True, dtype="bfloat16", kinds=("full", "window"))
 class Slow:

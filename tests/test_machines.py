@@ -14,20 +14,20 @@ from typing import Any
 import pytest
 from committed import committed
 
-from eqcheck.case import engine
-from eqcheck.checkpoints import builder
-from eqcheck.checkpoints.models import known
-from eqcheck.lanes.checkpoint.script import ENGINE
+from eqcheck.core.case import engine
+from eqcheck.engines.checkpoints import builder
+from eqcheck.engines.checkpoints.folders import known
+from eqcheck.engines.script import ENGINE
 
 SHOWN = """
 import json
 from pathlib import Path
 from eqcheck.contract import registry
-from eqcheck.result.findings import Options
-from eqcheck.campaign.loop import audit
+from eqcheck.core.result.findings import Options
+from eqcheck.audit.loop import audit
 from eqcheck.report.build import report_of
 from eqcheck.report.schema import to_builtins
-from eqcheck.checkpoints.models import checkpoint
+from eqcheck.engines.checkpoints.folders import checkpoint
 
 found = to_builtins(report_of(audit(registry.load("bsp"), Options(cases=40)), Path("reports")))
 del found["elapsed_s"], found["cases_per_second"]

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck.case.record import Case
 from eqcheck.compat import drafts_of
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Request, RowOptions
 from eqcheck.contract.errors import Unsupported
 from eqcheck.contract.profiles import SIZES, Bounds
 from eqcheck.contract.requirements import unmet
-from eqcheck.decoding.harness import run, truth_of
-from eqcheck.drafting.draft import ScriptedDraft
-from eqcheck.hashlm.model import HashConfig, HashLM
-from eqcheck.lanes.transparent.coverage import exercised
-from eqcheck.lanes.transparent.search import CHUNK, Source, lengths
-from eqcheck.oracle.check import judge
+from eqcheck.core.case.record import Case
+from eqcheck.transparent.coverage import exercised
+from eqcheck.transparent.decoding.harness import run, truth_of
+from eqcheck.transparent.drafting import ScriptedDraft
+from eqcheck.transparent.hashlm.model import HashConfig, HashLM
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import CHUNK, Source, lengths
 
 Rows = list[list[int]]
 Decode = Callable[[Any, Any, Request], Rows]

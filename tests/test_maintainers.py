@@ -42,7 +42,7 @@ def test_things_go_where_the_page_says(new: str, where: str) -> None:
 
 def test_a_place_that_is_not_there_is_seen() -> None:
     assert len(PLACES) > 12
-    wrong = "a folder in `eqcheck/lines/`; `LANES` and `lane_of` in `eqcheck/lanes/lane.py`"
+    wrong = "a folder in `eqcheck/lines/`; `LANES` and `lane_of` in `eqcheck/audit/lane.py`"
     assert list(untrue(wrong)) == ["eqcheck/lines", "lane_of"]
 
 

@@ -9,8 +9,8 @@ import torch
 from transformers import DynamicCache
 
 import eqcheck
-from eqcheck.case.record import Case
 from eqcheck.contract.decoders import Decoder, Request
+from eqcheck.core.case.record import Case
 
 
 class Side:

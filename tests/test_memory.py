@@ -18,15 +18,15 @@ from eqcheck.catalogue.faults import LEAKS
 from eqcheck.catalogue.faults.leaks import KEEPING
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Request, decoder
-from eqcheck.hashlm.hashing import WIDTH, write_of, writes
-from eqcheck.hashlm.hashing import entries as entries_of
-from eqcheck.hashlm.model import HashConfig, HashLM
-from eqcheck.hashlm.trace import Trace
-from eqcheck.lanes.transparent.lane import TransparentLane
-from eqcheck.memory.ledger import KINDS, TOKEN, Ledger, uses
-from eqcheck.memory.probe import leaks, probe_case, try_memory, watched
-from eqcheck.result.findings import Options
+from eqcheck.core.result.findings import Options
 from eqcheck.selfcheck.memory import MemoryResult, check_build, check_leak
+from eqcheck.transparent.hashlm.hashing import WIDTH, write_of, writes
+from eqcheck.transparent.hashlm.hashing import entries as entries_of
+from eqcheck.transparent.hashlm.model import HashConfig, HashLM
+from eqcheck.transparent.hashlm.trace import Trace
+from eqcheck.transparent.lane import TransparentLane
+from eqcheck.transparent.memory.ledger import KINDS, TOKEN, Ledger, uses
+from eqcheck.transparent.memory.probe import leaks, probe_case, try_memory, watched
 
 
 @pytest.mark.parametrize("number", range(len(LEAKS)), ids=[leak.id for leak in LEAKS])

@@ -12,19 +12,19 @@ import torch
 from option_faults import Place, Together
 from test_abduction import PROMPTS, K, case_of, named
 
-from eqcheck.abduction import Abduced, Evidence, abduce, abduce_options
-from eqcheck.abduction.output_edits import TokenPlace, misused
-from eqcheck.abduction.queries import Turn
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.checkpoints.judge import Judge, truth
-from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.truth import ModelTruth, at_place, row_with
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.explanation.records import Search
-from eqcheck.lanes.checkpoint.drawing import alike
-from eqcheck.lanes.checkpoint.option_effects import CHANGING
-from eqcheck.lanes.checkpoint.outcome import evidence, explain, judged
-from eqcheck.result.outcome import Outcome
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.explanation.records import Search
+from eqcheck.core.result.outcome import Outcome
+from eqcheck.engines.abduction import Abduced, Evidence, abduce, abduce_options
+from eqcheck.engines.abduction.output_edits import TokenPlace, misused
+from eqcheck.engines.abduction.queries import Turn
+from eqcheck.engines.checkpoints.continuations import ModelTruth, at_place, row_with
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.checkpoints.row_judge import Judge, truth
+from eqcheck.engines.drawing import alike
+from eqcheck.engines.engine_outcome import evidence, explain, judged
+from eqcheck.engines.option_effects import CHANGING
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from eqcheck.contract.kinds import KINDS
-from eqcheck.lanes.sampling import naming as lane_naming
-from eqcheck.lanes.sampling.judge import wrong_law
-from eqcheck.result.outcome import Outcome
-from eqcheck.sampling.laws import (
+from eqcheck.core.result.outcome import Outcome
+from eqcheck.sampling import cause as lane_naming
+from eqcheck.sampling.betting.laws import (
     BESIDE,
     ERRORS,
     OPTIONS,
@@ -32,10 +31,11 @@ from eqcheck.sampling.laws import (
     tighter,
     wrong_samplers,
 )
-from eqcheck.sampling.naming import MANY, NAMED, KnownRounds, Named
-from eqcheck.sampling.naming import named as named_by
-from eqcheck.sampling.rounds import PARTS, PartLaws, Read, misfit, together
-from eqcheck.sampling.wealth import ALTERNATIVES, Wealth
+from eqcheck.sampling.betting.naming import MANY, NAMED, KnownRounds, Named
+from eqcheck.sampling.betting.naming import named as named_by
+from eqcheck.sampling.betting.round_laws import PARTS, PartLaws, Read, misfit, together
+from eqcheck.sampling.betting.wealth import ALTERNATIVES, Wealth
+from eqcheck.sampling.judge import wrong_law
 
 V, COUNT = 10, 700
 RIGHT = Verification(REJECTION)

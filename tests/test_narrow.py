@@ -9,8 +9,8 @@ from pages import on_a_terminal, told
 
 from eqcheck import cli
 from eqcheck.contract.kinds import FINGERPRINTS
-from eqcheck.explanation.layout import WHOLE, table, wrapped
-from eqcheck.explanation.text import render
+from eqcheck.core.explanation.layout import WHOLE, table, wrapped
+from eqcheck.core.explanation.text import render
 from eqcheck.report.compare import compare, to_text
 from eqcheck.report.terminal import summary
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from eqcheck.case.engine import EngineCase, EngineRow
 from eqcheck.checkpoints import built
-from eqcheck.checkpoints.truth import FunctionTruth
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.errors import Unsupported, UsageError
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.engines.checkpoints.continuations import FunctionTruth
 
 CASE = EngineCase((EngineRow((1, 2, 3), RowOptions(6)), EngineRow((9,), RowOptions(4))))
 

@@ -8,9 +8,9 @@ import option_right
 import pytest
 from option_right import BUILDS, CLAIMS, Going, Rounds, decoded
 
-from eqcheck.checkpoints.judge import Judge
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.lanes.checkpoint.drawing import EngineCases
+from eqcheck.engines.checkpoints.row_judge import Judge
+from eqcheck.engines.drawing import EngineCases
 
 CASES = 24
 

@@ -19,17 +19,17 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import eqcheck
-from eqcheck.attribution.bookkeeping import prompt_returned
-from eqcheck.campaign.loop import audit
-from eqcheck.case.record import Case
+from eqcheck.audit.loop import audit
 from eqcheck.contract.decoders import Decoder, Request
 from eqcheck.contract.errors import OutputError, UsageError, Violation
-from eqcheck.decoding.harness import models, run, truth_of
-from eqcheck.hashlm.model import HashConfig, HashLM
-from eqcheck.oracle.check import Oracle, assert_equivalent, judge
-from eqcheck.result.findings import Options
-from eqcheck.result.outcome import RowVerdict, Verdict
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.findings import Options
+from eqcheck.core.result.outcome import RowVerdict, Verdict
 from eqcheck.strategies import cases
+from eqcheck.transparent.attribution.bookkeeping import prompt_returned
+from eqcheck.transparent.decoding.harness import models, run, truth_of
+from eqcheck.transparent.hashlm.model import HashConfig, HashLM
+from eqcheck.transparent.oracle.check import Oracle, assert_equivalent, judge
 
 torch.set_num_threads(1)
 LIMIT, PAD = 9, 66

@@ -13,7 +13,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from eqcheck.campaign.events import (
+from eqcheck.audit.coverage_words import TRANSPARENT
+from eqcheck.audit.events import (
     CaseDone,
     Event,
     Finished,
@@ -25,18 +26,17 @@ from eqcheck.campaign.events import (
     ViolationSeen,
     Working,
 )
-from eqcheck.case.record import Case
 from eqcheck.cli import main
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder
-from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.about import TRANSPARENT
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.result.findings import Audit, Finding, Options
+from eqcheck.core.result.outcome import Outcome
 from eqcheck.report import load
 from eqcheck.report.checks import checks, commands_of, failing, junit, step_summary, untrusted
 from eqcheck.report.ndjson import EventLog, told
 from eqcheck.report.schema import Report
-from eqcheck.result.findings import Audit, Finding, Options
-from eqcheck.result.outcome import Outcome
 
 SHOWCASE = Path(__file__).parents[1] / "reports" / "showcase"
 HOSTILE = "]]></failure>&<b>\x00\x1b[31m\ud800\ufffe\r\n::error::gotcha\n##[error]x|`%0A\u2028, a:b"
@@ -241,7 +241,7 @@ def fake_audit(decoder: Decoder, options: Options, listen: Listener) -> Audit:
 def test_an_audit_tells_everybody(
     work: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eqcheck.campaign.loop.audit", fake_audit)
+    monkeypatch.setattr("eqcheck.audit.loop.audit", fake_audit)
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(work / "page.md"))
     assert main(["audit", "--no-corpus", "eqspec", "--ndjson", "-", "--junit", "junit.xml"]) == 1
@@ -259,7 +259,7 @@ def test_an_audit_tells_everybody(
 def test_without_github_there_are_no_commands(
     work: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eqcheck.campaign.loop.audit", fake_audit)
+    monkeypatch.setattr("eqcheck.audit.loop.audit", fake_audit)
     assert main(["audit", "--no-corpus", "eqspec", "--json", "--ndjson", "events.ndjson"]) == 1
     printed = capfd.readouterr()
     assert list(json.loads(printed.out)) == ["reports"]

@@ -11,8 +11,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from eqcheck import cli
 from eqcheck.contract.errors import UsageError
-from eqcheck.real.models import VOCAB_SIZE, draft_of, model_of
-from eqcheck.real.targets import families_of
+from eqcheck.transparent.real.models import VOCAB_SIZE, draft_of, model_of
+from eqcheck.transparent.real.targets import families_of
 
 Printed = pytest.CaptureFixture[str]
 SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}

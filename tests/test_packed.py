@@ -9,17 +9,17 @@ import pytest
 import torch
 from packed_trees import ForkedPacked
 
-from eqcheck.attribution.witnesses import second_opinion
-from eqcheck.case.record import Case
 from eqcheck.catalogue.engines.pool import Packed, Pooled
 from eqcheck.catalogue.faults import trees
 from eqcheck.catalogue.faults.masks import RestOfBlockHidden
 from eqcheck.catalogue.faults.rows import MovedInAnotherOrder, ReadOneSlotOn, TablesInAnotherOrder
 from eqcheck.contract.decoders import Decoder, decoder
-from eqcheck.decoding.harness import run
-from eqcheck.lanes.transparent.coverage import exercised
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import judge
+from eqcheck.core.case.record import Case
+from eqcheck.transparent.attribution.witnesses import second_opinion
+from eqcheck.transparent.coverage import exercised
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
 
 MASK, CACHE = "mask/other-row-visible", "cache/misaligned"
 

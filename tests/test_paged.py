@@ -10,10 +10,10 @@ import torch
 from eqcheck.compat import Paged, page_tables
 from eqcheck.contract.decoders import decoder
 from eqcheck.contract.errors import UsageError
-from eqcheck.hashlm.model import HashConfig, HashLM
-from eqcheck.lanes.transparent.coverage import try_case
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.real.models import model_of
+from eqcheck.transparent.coverage import try_case
+from eqcheck.transparent.hashlm.model import HashConfig, HashLM
+from eqcheck.transparent.real.models import model_of
+from eqcheck.transparent.search import Source
 
 SIZE, PAGES = 2, 24
 ROWS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3]]

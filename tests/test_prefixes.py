@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from eqcheck.abduction import Evidence, abduce
-from eqcheck.case.engine import VOCAB_SIZE, EngineCase, EngineRow
-from eqcheck.checkpoints.dictation import agreeing
-from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.truth import FunctionTruth
-from eqcheck.construction.function import Function
 from eqcheck.contract.decoders import RowOptions
+from eqcheck.core.case.engine import VOCAB_SIZE, EngineCase, EngineRow
+from eqcheck.engines.abduction import Evidence, abduce
+from eqcheck.engines.checkpoints.continuations import FunctionTruth
+from eqcheck.engines.checkpoints.dictation import agreeing
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.construction.function import Function
 
 NEW = 12
 

@@ -14,15 +14,15 @@ from random import Random
 
 import pytest
 
+from eqcheck.audit.lane import lanes_of
 from eqcheck.cli import main
 from eqcheck.contract import registry
 from eqcheck.contract.configuration import Configuration, read
 from eqcheck.contract.decoders import CACHE_STATES, CLAIMED, TAKEN, Decoder
 from eqcheck.contract.errors import USAGE, UsageError
 from eqcheck.contract.profiles import PROFILES, Profile, profile
-from eqcheck.drawing.cases import Chance
-from eqcheck.lanes.lane import lanes_of
-from eqcheck.result.findings import Options
+from eqcheck.core.result.findings import Options
+from eqcheck.transparent.drawing import Chance
 
 ROOT = Path(__file__).parents[1]
 DIGESTS: dict[str, str] = json.loads((Path(__file__).parent / "profile_digests.json").read_text())

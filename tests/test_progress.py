@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from eqcheck.campaign.events import (
+from eqcheck.audit.events import (
     CaseDone,
     Event,
     Loading,
@@ -20,14 +20,14 @@ from eqcheck.campaign.events import (
     ViolationSeen,
     Working,
 )
-from eqcheck.campaign.loop import audit
-from eqcheck.case.record import Case
+from eqcheck.audit.loop import audit
 from eqcheck.contract import registry
-from eqcheck.explanation.records import Explanation
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.result.findings import Options
+from eqcheck.core.result.outcome import Outcome
 from eqcheck.report.progress import _LIMIT, _STEPS, progress
-from eqcheck.result.findings import Options
-from eqcheck.result.outcome import Outcome
-from eqcheck.sampling.wealth import VIOLATION
+from eqcheck.sampling.betting.wealth import VIOLATION
 
 Printed = pytest.CaptureFixture[str]
 

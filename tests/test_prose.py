@@ -147,30 +147,30 @@ def test_docstrings_and_comments_begin_with_a_whole_thought() -> None:
     assert not found
 
 
-# Sentences of causes are made in eqcheck/explanation/: producers hand over facts.
+# Sentences of causes are made in eqcheck/core/explanation/: producers hand over facts.
 #
 # A folder may have so many strings of five words or more, and a module that is named so many of its own. The numbers
 # may only fall. Those of attribution/ are clues of labels and warnings of draft losses, those of sampling/ the words of
 # errors and bets in the tables of samplers; gate/ has a report of its own, whose words need all of the gate.
 
 MOST_SENTENCES = {
-    "eqcheck/abduction/": 183,
-    "eqcheck/attribution/": 25,
-    "eqcheck/decoding/": 0,
-    "eqcheck/drafting/": 0,
-    "eqcheck/drawing/": 0,
+    "eqcheck/engines/abduction/": 183,
+    "eqcheck/transparent/attribution/": 25,
+    "eqcheck/transparent/decoding/": 0,
+    "eqcheck/transparent/": 0,
+    "eqcheck/transparent/": 0,
     "eqcheck/gate/": 83,
-    "eqcheck/hashlm/": 2,
+    "eqcheck/transparent/hashlm/": 2,
     "eqcheck/lanes/": 5,
-    "eqcheck/lanes/about.py": 123,
-    "eqcheck/lanes/checkpoint/": 27,
-    "eqcheck/lanes/sampling/": 26,
-    "eqcheck/lanes/transparent/": 11,
-    "eqcheck/memory/": 6,
-    "eqcheck/oracle/": 2,
-    "eqcheck/real/": 1,
-    "eqcheck/sampling/": 78,
-    "eqcheck/truth/": 0,
+    "eqcheck/audit/coverage_words.py": 123,
+    "eqcheck/engines/": 27,
+    "eqcheck/sampling/": 26,
+    "eqcheck/transparent/": 11,
+    "eqcheck/transparent/memory/": 6,
+    "eqcheck/transparent/oracle/": 2,
+    "eqcheck/transparent/real/": 1,
+    "eqcheck/sampling/betting/": 78,
+    "eqcheck/transparent/truth/": 0,
 }
 WORDS_OF_A_SENTENCE = 5
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-import eqcheck.lanes.transparent.sequences  # noqa: F401  # with torch, which a run in this process cannot import again
+import eqcheck.transparent.sequences  # noqa: F401  # with torch, which a run in this process cannot import again
 from eqcheck import pytest_plugin
 from eqcheck.cli.replaying import replay
 from eqcheck.contract import registry
 from eqcheck.contract.errors import UsageError
-from eqcheck.result.findings import Options
-from eqcheck.store.casefile import read_case
+from eqcheck.core.result.findings import Options
+from eqcheck.core.store.casefile import read_case
 
 pytest_plugins = ["pytester"]
 
@@ -97,7 +97,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 ORACLE = """
 import eqcheck
-from eqcheck.hashlm.model import HashConfig, HashLM
+from eqcheck.transparent.hashlm.model import HashConfig, HashLM
 
 oracle = eqcheck.Oracle(HashLM(HashConfig(seed=1)).eval())
 right = oracle.truth([3, 1, 4], max_new_tokens=3)

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from eqcheck import cli
-from eqcheck.campaign.loop import audit
+from eqcheck.audit.coverage_words import TRANSPARENT
+from eqcheck.audit.loop import audit
 from eqcheck.catalogue.faults.conjunctions import RARE
 from eqcheck.contract import registry
 from eqcheck.contract.profiles import WIDE, Bounds
-from eqcheck.drawing.cases import USUAL
-from eqcheck.lanes.about import TRANSPARENT
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.result.findings import Options
+from eqcheck.core.result.findings import Options
 from eqcheck.selfcheck import faults as module
 from eqcheck.selfcheck.faults import RARE_USUAL, SelfCheck, check_rare
+from eqcheck.transparent.drawing import USUAL
+from eqcheck.transparent.search import Source
 
 SPECIAL = ("zero_in_prompt", "zero_emitted", "last_id_in_prompt", "last_id_emitted", "pad_emitted", "pad_outside")
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from eqcheck.case.engine import EngineCase
+from eqcheck.audit.coverage_words import CHECKPOINT
 from eqcheck.checkpoints import built
-from eqcheck.checkpoints.judge import Judge, truth
-from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoders import CAPABILITIES
 from eqcheck.contract.profiles import SERVED, Bounds
-from eqcheck.lanes.about import CHECKPOINT
-from eqcheck.lanes.checkpoint.drawing import BLOCK, FEW_BLOCKS, KV_BLOCK, REACHING, EngineCases, exercised, reached
+from eqcheck.core.case.engine import EngineCase
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.checkpoints.row_judge import Judge, truth
+from eqcheck.engines.drawing import BLOCK, FEW_BLOCKS, KV_BLOCK, REACHING, EngineCases, exercised, reached
 
 TAKES = ("row-limits", "row-eos", "many-rows", "arrivals", "token-budget", "prefix-caching", "kv-blocks")
 CASES = EngineCases(0, TAKES)

@@ -15,13 +15,13 @@ import pytest
 from committed import committed
 from test_docs_site import loaded
 
-from eqcheck.case.record import Case
 from eqcheck.contract import registry
-from eqcheck.explanation.text import render
-from eqcheck.lanes.transparent.coverage import try_case
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.text import render
+from eqcheck.core.store.casefile import read_case
 from eqcheck.report import load
 from eqcheck.report.content import percent
-from eqcheck.store.casefile import read_case
+from eqcheck.transparent.coverage import try_case
 
 ROOT = Path(__file__).parent.parent
 BOARD = loaded("scoreboard")

@@ -14,23 +14,23 @@ import transformers
 from transformers import AttentionInterface, Cache, DynamicCache
 
 import eqcheck
-from eqcheck.attribution.losses import draft_warnings
-from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS, FAULTS
 from eqcheck.contract.architectures import ARCHITECTURES, family_of
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import CaseError, Unsupported, UsageError
 from eqcheck.contract.family import FAMILY
-from eqcheck.decoding.harness import run
-from eqcheck.lanes.transparent.coverage import try_case
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.real import shadow
-from eqcheck.real.models import VOCAB_SIZE, margins, model_of
-from eqcheck.real.tap import TapFailed
-from eqcheck.real.targets import check, families_of
-from eqcheck.real.truth import noise
-from eqcheck.result.outcome import Loss
-from eqcheck.truth.ties import FACTOR, tolerance
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.outcome import Loss
+from eqcheck.transparent.attribution.lost_drafts import draft_warnings
+from eqcheck.transparent.coverage import try_case
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.real import shadow
+from eqcheck.transparent.real.models import VOCAB_SIZE, margins, model_of
+from eqcheck.transparent.real.scores import noise
+from eqcheck.transparent.real.tap import TapFailed
+from eqcheck.transparent.real.targets import check, families_of
+from eqcheck.transparent.search import Source
+from eqcheck.transparent.truth.ties import FACTOR, tolerance
 
 RAGGED = Case(prompts=((5, 7, 9), (1, 2), (3,)), max_new_tokens=6, num_draft_tokens=2, accepts=((1, 2), (0,), (2, 0)))
 
@@ -387,8 +387,8 @@ def test_a_target_that_makes_nan_of_pads_is_refused_before_the_audit() -> None:
 
 
 def test_a_model_without_the_parts_is_refused() -> None:
-    from eqcheck.hashlm.model import HashConfig, HashLM
-    from eqcheck.real.tap import Watched
+    from eqcheck.transparent.hashlm.model import HashConfig, HashLM
+    from eqcheck.transparent.real.tap import Watched
 
     class Bare(HashLM):
         base_model_prefix = ""

@@ -8,17 +8,17 @@ from itertools import chain
 import pytest
 import torch
 
-from eqcheck.attribution.repair import Repairer, repair
-from eqcheck.attribution.witnesses import bearing, second_opinion
-from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS, PLANTED, Fault
 from eqcheck.contract.decoders import Generate
-from eqcheck.decoding.harness import run
-from eqcheck.decoding.run import Run
-from eqcheck.explanation.records import Explanation
-from eqcheck.hashlm.trace import Call, Fix
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import judge
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.transparent.attribution.repair import Repairer, repair
+from eqcheck.transparent.attribution.witnesses import bearing, second_opinion
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.decoding.run import Run
+from eqcheck.transparent.hashlm.trace import Call, Fix
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
 
 CASES, CHUNKS = 60, 5  # as many as an audit draws
 TRIED = [

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eqcheck.sampling.laws import Floats
-from eqcheck.sampling.rounds import Read, in_words, repeated
+from eqcheck.sampling.betting.laws import Floats
+from eqcheck.sampling.betting.round_laws import Read, in_words, repeated
 
 V, K, ROUNDS, ROWS = 24, 3, 12, 60
 LEAST = 1e3

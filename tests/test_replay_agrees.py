@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck.campaign.loop import audit
-from eqcheck.case.sampling import SampledCase
+from eqcheck.audit.lane import new_lane
+from eqcheck.audit.loop import audit
 from eqcheck.catalogue.faults import FAULTS
 from eqcheck.catalogue.samplers import SAMPLED_FAULTS
 from eqcheck.cli.replaying import _told
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder, RowOptions
-from eqcheck.explanation.records import Explanation
-from eqcheck.explanation.text import render
-from eqcheck.lanes.lane import new_lane
-from eqcheck.lanes.sampling.judge import try_case
-from eqcheck.result.findings import Audit, Options
-from eqcheck.result.outcome import Outcome
-from eqcheck.store.casefile import StoredViolation, parsed_case, stored_violation
+from eqcheck.core.case.sampling import SampledCase
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.explanation.text import render
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.core.result.outcome import Outcome
+from eqcheck.core.store.casefile import StoredViolation, parsed_case, stored_violation
+from eqcheck.sampling.judge import try_case
 
 CHANGED = """
 import eqcheck
@@ -75,7 +75,7 @@ def test_what_an_audit_withholds_a_replay_withholds(monkeypatch: pytest.MonkeyPa
     def judged(*given: object, **more: object) -> Outcome:
         return replace(try_case(*given, **more), status="violation", explanation=read)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("eqcheck.lanes.sampling.transparent.try_case", judged)
+    monkeypatch.setattr("eqcheck.sampling.transparent_target.try_case", judged)
     lane = new_lane("sampling", fault, Options(case_timeout=20.0))
     outcome, _ = lane.again(case, False)
     assert outcome.explanation is not None

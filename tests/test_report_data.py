@@ -16,21 +16,21 @@ from jsonschema import Draft202012Validator
 from test_blackbox import ENGINE
 from test_findings import made, right, short
 
-from eqcheck.campaign.loop import audit
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.checkpoints.judge import Judge, truth
+from eqcheck.audit.loop import audit
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.errors import UsageError
-from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.checkpoint.outcome import judged
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.result.findings import Audit, Finding, Options
+from eqcheck.core.result.outcome import Outcome
+from eqcheck.core.result.tally import Pair
+from eqcheck.engines.checkpoints.row_judge import Judge, truth
+from eqcheck.engines.engine_outcome import judged
 from eqcheck.report import load
 from eqcheck.report.content import Content
 from eqcheck.report.schema import SCHEMA, schema, to_builtins
 from eqcheck.report.terminal import summary
-from eqcheck.result.findings import Audit, Finding, Options
-from eqcheck.result.outcome import Outcome
-from eqcheck.result.tally import Pair
 
 REPORTS = committed("reports/**/report.json")
 VALID = Draft202012Validator(json.loads(SCHEMA.read_text()))
@@ -88,7 +88,7 @@ def test_a_file_that_is_no_report_is_refused(change: dict[str, Any], message: st
 def test_reading_a_case_or_a_report_imports_no_model() -> None:
     case = committed("reports/showcase/*/cases/*.json")[0]
     code = (
-        "import sys\nfrom pathlib import Path\nimport eqcheck.report\nfrom eqcheck.store.casefile import read_case\n"
+        "import sys\nfrom pathlib import Path\nimport eqcheck.report\nfrom eqcheck.core.store.casefile import read_case\n"
         f"eqcheck.report.load(Path({str(REPORTS[-1])!r}))\nread_case(Path({str(case)!r}))\n"
         "from eqcheck.report.markdown import to_markdown\n"
         "print([name for name in ('torch', 'transformers', 'hypothesis', 'numpy') if name in sys.modules])"

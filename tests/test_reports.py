@@ -9,8 +9,8 @@ from committed import ROOT, committed
 
 from eqcheck import __version__
 from eqcheck.contract import registry
+from eqcheck.core.store.casefile import read_case
 from eqcheck.report import load
-from eqcheck.store.casefile import read_case
 
 ENGINES = [path.parent.name for path in committed("reports/*/report.json")]
 

@@ -15,28 +15,28 @@ import torch
 
 import eqcheck
 from eqcheck import cli
-from eqcheck.campaign.loop import Campaign, audit
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.case.record import Case
-from eqcheck.case.sampling import SampledCase, SampledEngineCase
+from eqcheck.audit.coverage_words import CHECKPOINT, TRANSPARENT
+from eqcheck.audit.lane import new_lane
+from eqcheck.audit.loop import Campaign, audit
+from eqcheck.audit.workers.worker import set_up
 from eqcheck.catalogue import known_good
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder, RowOptions, decoder
 from eqcheck.contract.errors import NOTHING, Unsupported, UsageError
 from eqcheck.contract.requirements import REQUIREMENTS, barred, refused, told, unmet
-from eqcheck.decoding.harness import run
-from eqcheck.lanes.about import CHECKPOINT, TRANSPARENT
-from eqcheck.lanes.checkpoint.conclusions import _warnings
-from eqcheck.lanes.checkpoint.drawing import alike
-from eqcheck.lanes.lane import new_lane
-from eqcheck.lanes.transparent.coverage import ESSENTIAL, vacuous
-from eqcheck.lanes.transparent.lane import TransparentLane
-from eqcheck.memory.probe import probe_case
-from eqcheck.result.declining import lacking
-from eqcheck.result.findings import Audit, Options
-from eqcheck.store.casefile import StoredViolation, write_whole
-from eqcheck.store.corpus import Corpus
-from eqcheck.workers.worker import set_up
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.case.record import Case
+from eqcheck.core.case.sampling import SampledCase, SampledEngineCase
+from eqcheck.core.result.declining import lacking
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.core.store.casefile import StoredViolation, write_whole
+from eqcheck.core.store.corpus import Corpus
+from eqcheck.engines.conclusions import _warnings
+from eqcheck.engines.drawing import alike
+from eqcheck.transparent.coverage import ESSENTIAL, vacuous
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.lane import TransparentLane
+from eqcheck.transparent.memory.probe import probe_case
 
 pytest_plugins = ["pytester"]
 
@@ -172,7 +172,7 @@ def test_a_wrong_decoder_is_shown_within_what_it_requires(
 ) -> None:
     """Made small, decoded with other ids or other prompts, repaired, and stored: all within what is required."""
     for limit in ("MINIMISE_S", "EXPLAIN_S"):  # that something is looked for is enough
-        monkeypatch.setattr(f"eqcheck.lanes.checkpoint.investigate.{limit}", 2.0)
+        monkeypatch.setattr(f"eqcheck.engines.investigate.{limit}", 2.0)
     needs = NEEDS[need]
     few = {"real": 6, "checkpoint": 3, "checkpoint-sampling": 4}.get(lane, 12)
     result = audited(lane_of(lane, strict(folder, needs, "wrong"), corpus=folder / ".eqcheck", cases=few))

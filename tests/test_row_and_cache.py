@@ -11,15 +11,15 @@ from test_sampling_lane import Sampler
 from transformers import DynamicCache
 
 import eqcheck
-from eqcheck.campaign.loop import Campaign
-from eqcheck.case.sampling import SampledCase
+from eqcheck.audit.loop import Campaign
 from eqcheck.contract.decoders import Decoder, RowOptions
-from eqcheck.explanation.text import render
-from eqcheck.lanes.sampling.judge import SampledOutcome, try_case
-from eqcheck.lanes.sampling.lane import SampledLane
-from eqcheck.lanes.sampling.transparent import TransparentTarget
-from eqcheck.result.findings import Options
-from eqcheck.truth.law import law
+from eqcheck.core.case.sampling import SampledCase
+from eqcheck.core.explanation.text import render
+from eqcheck.core.law import law
+from eqcheck.core.result.findings import Options
+from eqcheck.sampling.judge import SampledOutcome, try_case
+from eqcheck.sampling.lane import SampledLane
+from eqcheck.sampling.transparent_target import TransparentTarget
 
 Commit = Callable[[list[int], int, list[int], int, bool], None]
 

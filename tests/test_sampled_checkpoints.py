@@ -18,30 +18,30 @@ import pytest
 import torch
 from clock import CHECKPOINT, Clock
 
-from eqcheck.campaign.loop import Campaign
-from eqcheck.case.engine import EngineRow
-from eqcheck.case.sampling import ENGINE_REGIMES as REGIMES
-from eqcheck.case.sampling import SampledEngineCase
+from eqcheck.audit.lane import lanes_of
+from eqcheck.audit.loop import Campaign
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_FAULTS
 from eqcheck.catalogue.samplers.engine import sampler
-from eqcheck.checkpoints.judge import Judge, truth
-from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder, Request, RowOptions
 from eqcheck.contract.errors import CaseError
-from eqcheck.explanation.text import render
-from eqcheck.lanes.lane import lanes_of
-from eqcheck.lanes.sampling.checkpoint import CheckpointTarget, _judged
-from eqcheck.lanes.sampling.decode import laws_of
-from eqcheck.lanes.sampling.drawing import BLOCK, SampledEngineCases
-from eqcheck.lanes.sampling.judge import judged
-from eqcheck.lanes.sampling.lane import SampledLane
-from eqcheck.lanes.sampling.transparent import SINGLE, TransparentTarget
+from eqcheck.core.case.engine import EngineRow
+from eqcheck.core.case.sampling import ENGINE_REGIMES as REGIMES
+from eqcheck.core.case.sampling import SampledEngineCase
+from eqcheck.core.explanation.text import render
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.core.result.outcome import Outcome
+from eqcheck.core.store.casefile import read_case
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.checkpoints.row_judge import Judge, truth
 from eqcheck.report.build import write
-from eqcheck.result.findings import Audit, Options
-from eqcheck.result.outcome import Outcome
-from eqcheck.sampling.wealth import Wealth
-from eqcheck.store.casefile import read_case
+from eqcheck.sampling.betting.wealth import Wealth
+from eqcheck.sampling.decode import laws_of
+from eqcheck.sampling.drawing import BLOCK, SampledEngineCases
+from eqcheck.sampling.engine_target import CheckpointTarget, _judged
+from eqcheck.sampling.judge import judged
+from eqcheck.sampling.lane import SampledLane
+from eqcheck.sampling.transparent_target import SINGLE, TransparentTarget
 
 TAKES = ("temperature", "top-k", "top-p", "min-p", "seeds", "ngram")
 
@@ -268,7 +268,7 @@ def test_rows_of_an_engine_in_bfloat16_sample_on_a_built_checkpoint() -> None:
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audits that end soon after the evidence is clear."""
     monkeypatch.setattr(CheckpointTarget, "naming", (4, 900))
-    monkeypatch.setattr("eqcheck.lanes.sampling.checkpoint.INVESTIGATING_S", 6.0)
+    monkeypatch.setattr("eqcheck.sampling.engine_target.INVESTIGATING_S", 6.0)
     Clock().put(monkeypatch, CHECKPOINT).charge(monkeypatch, Local, "try_case", 0.02)
 
 

@@ -19,8 +19,8 @@ from eqcheck.contract import registry
 from eqcheck.contract.decoders import Request, RowOptions, decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.options import ORDER
-from eqcheck.hashlm.model import HashConfig, HashLM
-from eqcheck.truth.law import Asked, law
+from eqcheck.core.law import Asked, law
+from eqcheck.transparent.hashlm.model import HashConfig, HashLM
 
 ENGINES = {
     name: getattr(importlib.import_module(f"eqcheck.reference_impls.{name}"), name.capitalize())
@@ -191,7 +191,7 @@ LONG = 12
 
 def near(agreement: float = 0.7) -> Any:
     """A draft whose law is near the target's."""
-    from eqcheck.drafting.draft import ScriptedDraft
+    from eqcheck.transparent.drafting import ScriptedDraft
 
     draft = ScriptedDraft.of(WIDE)
     draft.script(agreement=agreement)

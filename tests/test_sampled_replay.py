@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck.case.sampling import SampledCase
 from eqcheck.cli.replaying import replay
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, VIOLATION
-from eqcheck.store.casefile import StoredViolation
+from eqcheck.core.case.sampling import SampledCase
+from eqcheck.core.store.casefile import StoredViolation
 
 SAMPLER = """
 import eqcheck
@@ -57,7 +57,7 @@ def test_a_law_that_was_mended_is_fixed_after_ten_times_the_tokens(
 def test_too_few_tokens_say_nothing(
     adapters: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eqcheck.lanes.sampling.lane.AGAIN_S", 0.0)
+    monkeypatch.setattr("eqcheck.sampling.lane.AGAIN_S", 0.0)
     assert replayed(adapters, "right") == INCONCLUSIVE
     assert capsys.readouterr().out.startswith("INCONCLUSIVE")
 

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from eqcheck.case.engine import EngineRow
-from eqcheck.case.sampling import SampledEngineCase
-from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.checkpoint.exhibit import CROSSES, earned, evidence, names
-from eqcheck.lanes.checkpoint.script import checked_script, script, shared
-from eqcheck.result.findings import Finding
-from eqcheck.result.outcome import Outcome
-from eqcheck.truth.law import law
+from eqcheck.core.case.engine import EngineRow
+from eqcheck.core.case.sampling import SampledEngineCase
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.law import law
+from eqcheck.core.result.findings import Finding
+from eqcheck.core.result.outcome import Outcome
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.script import checked_script, script, shared
+from eqcheck.engines.script_sampling import CROSSES, earned, evidence, names
 
 ORDER = ("temperature", "top-k", "top-p", "min-p")
 ENGINE = """

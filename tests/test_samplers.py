@@ -15,8 +15,8 @@ from eqcheck.catalogue.samplers import RIGHT, SAMPLED_BUILDS, SAMPLED_FAULTS, Sa
 from eqcheck.catalogue.samplers.engine import Race, Sampler, engine_of
 from eqcheck.catalogue.samplers.fault import SHOWS
 from eqcheck.contract.decoders import Request, RowOptions
-from eqcheck.drafting.draft import ScriptedDraft
-from eqcheck.hashlm.model import HashConfig, HashLM
+from eqcheck.transparent.drafting import ScriptedDraft
+from eqcheck.transparent.hashlm.model import HashConfig, HashLM
 
 EXACT = 1e-12
 TWINS = {"temperature": 1.0, "top_k": 2}

@@ -13,27 +13,27 @@ import pytest
 import torch
 
 import eqcheck
-from eqcheck.campaign.events import CaseDone
-from eqcheck.campaign.loop import Campaign, audit
-from eqcheck.campaign.pace import Pace
-from eqcheck.case.sampling import SampledCase
+from eqcheck.audit.events import CaseDone
+from eqcheck.audit.loop import Campaign, audit
+from eqcheck.audit.time_budget import Pace
 from eqcheck.contract.decoders import Decoder, Request, RowOptions
 from eqcheck.contract.errors import CaseError
-from eqcheck.explanation.records import Explanation
-from eqcheck.explanation.text import render
-from eqcheck.lanes.sampling.decode import decode, trials
-from eqcheck.lanes.sampling.drawing import DRAWN, SampledCases
-from eqcheck.lanes.sampling.judge import try_case, wrong_law
-from eqcheck.lanes.sampling.lane import TO_NAME, TOKENS, SampledLane
-from eqcheck.lanes.sampling.transparent import TransparentTarget
+from eqcheck.core.case.sampling import SampledCase
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.explanation.text import render
+from eqcheck.core.law import law
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.core.result.outcome import Outcome
 from eqcheck.report.build import report_of
 from eqcheck.report.content import Content
 from eqcheck.report.markdown import to_markdown
-from eqcheck.result.findings import Audit, Options
-from eqcheck.result.outcome import Outcome
-from eqcheck.sampling.laws import SampledRow
-from eqcheck.sampling.wealth import Wealth
-from eqcheck.truth.law import law
+from eqcheck.sampling.betting.laws import SampledRow
+from eqcheck.sampling.betting.wealth import Wealth
+from eqcheck.sampling.decode import decode, trials
+from eqcheck.sampling.drawing import DRAWN, SampledCases
+from eqcheck.sampling.judge import try_case, wrong_law
+from eqcheck.sampling.lane import TO_NAME, TOKENS, SampledLane
+from eqcheck.sampling.transparent_target import TransparentTarget
 
 Laws = torch.Tensor
 TAKES = ("temperature", "top-k", "top-p", "min-p")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from test_docs_site import ROOT, loaded
 
-from eqcheck.construction.layouts import LAYOUTS
+from eqcheck.engines.construction.layouts import LAYOUTS
 from eqcheck.report import load
 from eqcheck.report.schema import Report
 

@@ -15,14 +15,14 @@ import pytest
 from pages import on_a_terminal, told
 
 from eqcheck import cli
-from eqcheck.campaign import processes
-from eqcheck.campaign.events import CaseDone, Event, Finished, Settling, Started, ViolationSeen
-from eqcheck.campaign.loop import audit
+from eqcheck.audit import processes
+from eqcheck.audit.events import CaseDone, Event, Finished, Settling, Started, ViolationSeen
+from eqcheck.audit.loop import audit
 from eqcheck.contract import registry
 from eqcheck.contract.errors import UsageError
-from eqcheck.lanes.transparent.lane import TransparentLane
+from eqcheck.core.result.findings import Audit, Options
 from eqcheck.report.terminal import summary
-from eqcheck.result.findings import Audit, Options
+from eqcheck.transparent.lane import TransparentLane
 
 ROOT = Path(__file__).parents[1]
 WITHOUT_TORCH = """

@@ -11,17 +11,17 @@ from random import Random
 
 import pytest
 
-from eqcheck.case.record import Case
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import CACHE_STATES, FAMILIES, REQUIREMENTS
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.requirements import unmet
-from eqcheck.decoding.harness import truth_of
-from eqcheck.decoding.run import Schedule
-from eqcheck.drawing.cases import Chance, draw_case
-from eqcheck.lanes.transparent.coverage import Feature, features, raggedness
-from eqcheck.lanes.transparent.search import CHUNK, Source, merged
+from eqcheck.core.case.record import Case
 from eqcheck.strategies import cases
+from eqcheck.transparent.coverage import Feature, features, raggedness
+from eqcheck.transparent.decoding.harness import truth_of
+from eqcheck.transparent.decoding.run import Schedule
+from eqcheck.transparent.drawing import Chance, draw_case
+from eqcheck.transparent.search import CHUNK, Source, merged
 
 # Draws in a process of its own: as it is, and with a generator that is salted with what no case may depend on.
 DRAW = """
@@ -31,7 +31,7 @@ from hashlib import sha256
 from random import Random
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import CACHE_STATES, FAMILIES
-from eqcheck.lanes.transparent import search
+from eqcheck.transparent import search
 
 for name in sys.argv[1:]:
     registry.load(name)

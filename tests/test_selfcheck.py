@@ -12,13 +12,13 @@ import pytest
 
 from eqcheck import cli
 from eqcheck.catalogue import BUILDS, FAULTS
-from eqcheck.decoding.run import Run
-from eqcheck.explanation.records import Explanation
-from eqcheck.oracle.check import judge
-from eqcheck.result.outcome import Verdict
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.result.outcome import Verdict
 from eqcheck.selfcheck import faults as module
 from eqcheck.selfcheck.faults import SelfCheck, check_fault, check_known_good, in_processes, short
 from eqcheck.selfcheck.samplers import SampledResult
+from eqcheck.transparent.decoding.run import Run
+from eqcheck.transparent.oracle.check import judge
 
 FEW = FAULTS[::60]
 

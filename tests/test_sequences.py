@@ -18,29 +18,29 @@ import torch
 from as_data import to_dict, write
 
 from eqcheck import cli
-from eqcheck.campaign.loop import audit
-from eqcheck.case.record import Case
+from eqcheck.audit.loop import audit
+from eqcheck.audit.workers.worker import Limits
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import decoder
 from eqcheck.contract.errors import CaseError, Violation
 from eqcheck.contract.profiles import MOST_BEFORE
-from eqcheck.decoding.harness import run
-from eqcheck.explanation.records import Explanation
-from eqcheck.explanation.text import render
-from eqcheck.lanes.transparent.lane import TransparentLane
-from eqcheck.lanes.transparent.sequences import Fresh, SequenceSearch
-from eqcheck.oracle.check import assert_equivalent, judge
-from eqcheck.result.findings import Audit, Options
-from eqcheck.result.outcome import Outcome
-from eqcheck.shrinking.items import fewest
-from eqcheck.store.casefile import read_case
-from eqcheck.workers.worker import Limits
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.explanation.text import render
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.core.result.outcome import Outcome
+from eqcheck.core.shrinking.items import fewest
+from eqcheck.core.store.casefile import read_case
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.lane import TransparentLane
+from eqcheck.transparent.oracle.check import assert_equivalent, judge
+from eqcheck.transparent.sequences import Fresh, SequenceSearch
 
 LEAKS = "state/leaks-from-earlier-request"
 DECODERS = '''
 import random, time
 import eqcheck, torch
-from eqcheck.truth.continuation import continue_row
+from eqcheck.transparent.truth.continuation import continue_row
 from transformers import DynamicCache
 
 def rows_of(target, request, eos=None, limit=None):
@@ -456,7 +456,7 @@ def test_a_script_without_a_guard_is_not_run_again(work: Path) -> None:
     """A worker is started without the main module: it may be a script that audits as it is imported."""
     (work / "script.py").write_text(
         "import torch\nfrom eqcheck.contract import registry\n"
-        "from eqcheck.campaign.loop import audit\nfrom eqcheck.result.findings import Options\n"
+        "from eqcheck.audit.loop import audit\nfrom eqcheck.core.result.findings import Options\n"
         "torch.set_num_threads(1)\nprint('begins')\n"
         "print(audit(registry.load('stateful.py:wrong'), Options(cases=10)).verdict)\n"
     )

@@ -8,24 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck.campaign.loop import audit
+from eqcheck.audit.lane import lanes_of
+from eqcheck.audit.loop import audit
 from eqcheck.cli import main
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder, decoder
-from eqcheck.lanes.checkpoint import drawing
-from eqcheck.lanes.checkpoint.conclusions import conclusions
-from eqcheck.lanes.lane import lanes_of
+from eqcheck.core.result.findings import Options
+from eqcheck.engines import drawing
+from eqcheck.engines.conclusions import conclusions
 from eqcheck.report.build import report_of, write
 from eqcheck.report.markdown import to_markdown
 from eqcheck.report.page import to_html
 from eqcheck.report.schema import Served, from_builtins, to_builtins
 from eqcheck.report.terminal import summary
-from eqcheck.result.findings import Options
 
 RIGHT = """
 from pathlib import Path
 import eqcheck
-from eqcheck.checkpoints.judge import truth
+from eqcheck.engines.checkpoints.row_judge import truth
 
 @eqcheck.decoder(name="right", checkpoints=True, dtype="bfloat16", kinds=("full", "window", "mla"))
 class Right:
@@ -38,7 +38,7 @@ class Right:
             raise eqcheck.Unsupported("no compressed keys")
         if kind == "window":
             raise RuntimeError("this architecture is not known")
-        from eqcheck.case.engine import EngineRow
+        from eqcheck.core.case.engine import EngineRow
         rows = zip(request.prompts, request.rows)
         return [truth(kind).row(EngineRow(tuple(prompt), options)) for prompt, options in rows]
 """
@@ -54,7 +54,7 @@ def test_a_kind_that_an_engine_refuses_is_told_in_a_line_and_the_audit_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drawing, "BLOCK", 2)
-    monkeypatch.setattr("eqcheck.lanes.checkpoint.investigate.MINIMISE_S", 1.0)
+    monkeypatch.setattr("eqcheck.engines.investigate.MINIMISE_S", 1.0)
     found = audit(engine(tmp_path), Options(cases=8, python=sys.executable))
     told = [warning for warning in found.warnings if "every case on the checkpoint" in warning]
     assert told == [

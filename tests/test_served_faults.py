@@ -13,9 +13,9 @@ from served.faults import FAULTS
 from served.score import Said, decoded, drawn, explained
 from torch import Tensor
 
-from eqcheck.abduction import abduce, tried
-from eqcheck.abduction.placements import systematic
-from eqcheck.lanes.checkpoint.outcome import evidence
+from eqcheck.engines.abduction import abduce, tried
+from eqcheck.engines.abduction.placements import systematic
+from eqcheck.engines.engine_outcome import evidence
 
 BY_ID = {fault.id: fault for fault in (*fresh(), *unseen(), *held(), *FAULTS)}
 

@@ -10,12 +10,12 @@ import torch
 from option_causes import BUILDS, CAUSES, cause
 from option_faults import CLAIMS, FAULTS, NEW, Rounds
 
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.contract.decoders import Request, RowOptions
 from eqcheck.contract.errors import CaseError, UsageError
-from eqcheck.lanes.checkpoint.drawing import EngineCases, exercised
-from eqcheck.lanes.checkpoint.investigate import needs
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.engines.checkpoints.row_judge import Judge, truth
+from eqcheck.engines.drawing import EngineCases, exercised
+from eqcheck.engines.investigate import needs
 
 DRAWN = EngineCases(4, (*CLAIMS, *NEW), kinds=("full",))
 

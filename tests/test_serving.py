@@ -11,15 +11,15 @@ import pytest
 import torch
 from tiny import noisy, tiny
 
-from eqcheck.attribution.losses import draft_losses, draft_warnings
-from eqcheck.case.record import Case
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Request
-from eqcheck.decoding.harness import run
-from eqcheck.drafting.draft import ScriptedDraft
-from eqcheck.hashlm.model import HashConfig, HashLM
-from eqcheck.oracle.check import Oracle
-from eqcheck.result.outcome import Loss
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.outcome import Loss
+from eqcheck.transparent.attribution.lost_drafts import draft_losses, draft_warnings
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.drafting import ScriptedDraft
+from eqcheck.transparent.hashlm.model import HashConfig, HashLM
+from eqcheck.transparent.oracle.check import Oracle
 
 NAMES = ("eqspec", "exspec", "ragged")
 MODULES = {name: importlib.import_module(f"eqcheck.reference_impls.{name}") for name in NAMES}

@@ -13,16 +13,16 @@ from simulated_faults import FAULTS, RIGHT
 from simulated_samplers import REGIMES, Sampler, World
 from test_wealth import OUTCOMES, as_row, chance
 
-from eqcheck.campaign.loop import concluded
-from eqcheck.case.sampling import SampledCase
+from eqcheck.audit.loop import concluded
 from eqcheck.contract.decoders import decoder
 from eqcheck.contract.options import RowOptions
-from eqcheck.lanes.sampling.judge import law_finding, wrong_law
-from eqcheck.result.findings import Audit, Options
-from eqcheck.result.outcome import Outcome
-from eqcheck.sampling.exclusion import Exclusion
-from eqcheck.sampling.laws import SampledRow
-from eqcheck.sampling.wealth import PORTFOLIO, VIOLATION, Wealth
+from eqcheck.core.case.sampling import SampledCase
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.core.result.outcome import Outcome
+from eqcheck.sampling.betting.exclusion import Exclusion
+from eqcheck.sampling.betting.laws import SampledRow
+from eqcheck.sampling.betting.wealth import PORTFOLIO, VIOLATION, Wealth
+from eqcheck.sampling.judge import law_finding, wrong_law
 
 WORLDS = {name: World(REGIMES[name], UNEQUAL, 32, 64, 3) for name in ("std", "near")}
 WRONG = FAULTS["residual not used"].sampler

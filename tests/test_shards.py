@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 from as_data import to_dict
 
-from eqcheck.campaign import shards
-from eqcheck.campaign.loop import audit
-from eqcheck.campaign.shards import Shard, from_builtins, merged, part_of, read, to_builtins, write
-from eqcheck.case.record import Case
+from eqcheck.audit import shards
+from eqcheck.audit.loop import audit
+from eqcheck.audit.shards import Shard, from_builtins, merged, part_of, read, to_builtins, write
 from eqcheck.catalogue import known_good
 from eqcheck.cli import main
 from eqcheck.contract.decoders import Decoder, Request, decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.registry import load
-from eqcheck.lanes.transparent.coverage import ESSENTIAL
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.core.result.outcome import Outcome
+from eqcheck.core.store.casefile import StoredViolation
+from eqcheck.core.store.corpus import Corpus, shared_corpus
 from eqcheck.report.build import report_of
-from eqcheck.result.findings import Audit, Options
-from eqcheck.result.outcome import Outcome
-from eqcheck.store.casefile import StoredViolation
-from eqcheck.store.corpus import Corpus, shared_corpus
+from eqcheck.transparent.coverage import ESSENTIAL
 
 Rows = list[list[int]]
 SHORT = "bookkeeping/premature-stop"

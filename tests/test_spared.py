@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 from typing import Any
 
-from eqcheck.abduction import _of_most_rows
-from eqcheck.case.engine import EngineRow
-from eqcheck.case.sampling import SampledCase
-from eqcheck.checkpoints.judge import truth
 from eqcheck.contract.decoders import RowOptions
+from eqcheck.core.case.engine import EngineRow
+from eqcheck.core.case.sampling import SampledCase
+from eqcheck.engines.abduction import _of_most_rows
+from eqcheck.engines.checkpoints.row_judge import truth
 from eqcheck.report.build import _axes
 
 

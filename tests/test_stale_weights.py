@@ -9,20 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from eqcheck.campaign.loop import audit
-from eqcheck.case.record import Case
+from eqcheck.audit.loop import audit
 from eqcheck.contract import registry
 from eqcheck.contract.architectures import family_of
 from eqcheck.contract.errors import Violation
 from eqcheck.contract.requirements import unmet
-from eqcheck.decoding.harness import truth_of
-from eqcheck.explanation.text import render
-from eqcheck.hashlm import hashing
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import assert_equivalent
-from eqcheck.real.models import model_of
-from eqcheck.result.findings import Audit, Options
-from eqcheck.result.outcome import Loss
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.text import render
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.core.result.outcome import Loss
+from eqcheck.transparent.decoding.harness import truth_of
+from eqcheck.transparent.hashlm import hashing
+from eqcheck.transparent.oracle.check import assert_equivalent
+from eqcheck.transparent.real.models import model_of
+from eqcheck.transparent.search import Source
 
 STALE, LEAKS = "state/stale-weights", "state/leaks-from-earlier-request"
 DECODERS = '''

@@ -13,18 +13,18 @@ import pytest
 import torch
 
 import eqcheck
-from eqcheck.attribution.story import decode_of, drawn, story_of
-from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS, Fault, known_good
 from eqcheck.contract.decoders import FAMILIES, Decoder, Request
-from eqcheck.decoding.harness import run, truth_of
-from eqcheck.decoding.run import Run, Schedule
-from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import judge
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.result.outcome import DrawnCall, DrawnQuery, DrawnRound, DrawnRow, Story
 from eqcheck.report.calls import view
 from eqcheck.report.page import trace_page
-from eqcheck.result.outcome import DrawnCall, DrawnQuery, DrawnRound, DrawnRow, Story
+from eqcheck.transparent.attribution.story import decode_of, drawn, story_of
+from eqcheck.transparent.decoding.harness import run, truth_of
+from eqcheck.transparent.decoding.run import Run, Schedule
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
 
 CASE = Case(
     prompts=((5, 7, 9), (11,)), max_new_tokens=5, num_draft_tokens=2, accepts=((2, 0), (0, 1)), eos_token_ids=(1,)

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from eqcheck.campaign.loop import audit
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.checkpoints.judge import Judge
+from eqcheck.audit.loop import audit
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.lanes.checkpoint.drawing import EngineCases
-from eqcheck.lanes.checkpoint.investigate import needs, without
-from eqcheck.lanes.checkpoint.outcome import judged
-from eqcheck.lanes.sampling.drawing import SampledEngineCases
-from eqcheck.result.findings import Options
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.result.findings import Options
+from eqcheck.engines.checkpoints.row_judge import Judge
+from eqcheck.engines.drawing import EngineCases
+from eqcheck.engines.engine_outcome import judged
+from eqcheck.engines.investigate import needs, without
+from eqcheck.sampling.drawing import SampledEngineCases
 
 BESIDE = "with guidance the states returned with the row differ from those without speculation"
 CASE = EngineCase((EngineRow((1, 2), RowOptions(3)),), 2, checkpoint="full", switch="guidance")
@@ -90,9 +90,9 @@ def test_engines_are_asked_for_laws_that_leave_one_token() -> None:
 
 _RAISES = """
 import eqcheck
-from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.truth import FunctionTruth
-from eqcheck.case.engine import EngineRow
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.checkpoints.continuations import FunctionTruth
+from eqcheck.core.case.engine import EngineRow
 
 
 @eqcheck.decoder(name="raises", checkpoints=True)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from test_choices import TWO, Tell, engine
 
-from eqcheck.attribution.witnesses import second_opinion, variants
-from eqcheck.case.record import Case
-from eqcheck.decoding.harness import run
-from eqcheck.explanation.records import Explanation
-from eqcheck.explanation.text import render
-from eqcheck.oracle.check import judge
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.explanation.text import render
+from eqcheck.transparent.attribution.witnesses import second_opinion, variants
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.oracle.check import judge
 
 ASKED = replace(TWO, logprobs=True)
 

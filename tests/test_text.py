@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from eqcheck import Oracle
-from eqcheck.case.record import Case
 from eqcheck.catalogue import FAULTS, Fault, known_good
 from eqcheck.contract.decoders import FAMILIES, Request, decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.kinds import FINGERPRINTS, KINDS
-from eqcheck.decoding.harness import run
-from eqcheck.explanation.records import Deviation, Explanation, Given, Query, Search, Slot
-from eqcheck.explanation.statements import say, searched
-from eqcheck.explanation.text import parts, render, slot_lines
-from eqcheck.hashlm.model import HashConfig, HashLM
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import judge
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.records import Deviation, Explanation, Given, Query, Search, Slot
+from eqcheck.core.explanation.statements import say, searched
+from eqcheck.core.explanation.text import parts, render, slot_lines
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.hashlm.model import HashConfig, HashLM
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
 
 NO_ROW = ("draft", "crash", "options")  # told in one line, without a row
 ONE_EACH = {fault.fingerprint: fault for fault in reversed(FAULTS) if fault.component not in NO_ROW}

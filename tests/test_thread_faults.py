@@ -8,8 +8,8 @@ from option_right import CLAIMS, decoded
 from thread_faults import BUILDS, FAULTS, Fault, broken
 from thread_score import KINDS, checked
 
-from eqcheck.checkpoints.judge import Judge
-from eqcheck.lanes.checkpoint.drawing import EngineCases
+from eqcheck.engines.checkpoints.row_judge import Judge
+from eqcheck.engines.drawing import EngineCases
 
 DRAWN = EngineCases(4, CLAIMS, kinds=KINDS, varied=True)
 

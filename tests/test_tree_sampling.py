@@ -13,11 +13,11 @@ from test_sampled_engines import DRAFT, FEW, GREEDY, KINDS, NEAR, NEW, PROMPT, T
 from test_sampling_lane import audited
 
 import eqcheck
-from eqcheck.case.sampling import SampledCase
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.trees import Nodes
-from eqcheck.lanes.sampling.judge import try_case
+from eqcheck.core.case.sampling import SampledCase
+from eqcheck.sampling.judge import try_case
 
 Tree: Any = importlib.import_module("eqcheck.reference_impls.tree").Tree
 recursive: Any = importlib.import_module("eqcheck.reference_impls.serving.recursive")

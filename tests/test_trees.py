@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck.attribution.labels import labels_of
-from eqcheck.attribution.losses import draft_losses, draft_warnings
-from eqcheck.attribution.witnesses import as_table, second_opinion, variants
-from eqcheck.case.record import Case
 from eqcheck.catalogue import BUILDS
 from eqcheck.catalogue.engines.trees import Forked
 from eqcheck.contract import registry
 from eqcheck.contract.errors import CaseError, UsageError
-from eqcheck.decoding.harness import run, truth_of
-from eqcheck.decoding.run import Schedule
-from eqcheck.lanes.transparent.coverage import exercised, vacuous
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import judge
-from eqcheck.result.outcome import Loss
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.outcome import Loss
+from eqcheck.transparent.attribution.labels import labels_of
+from eqcheck.transparent.attribution.lost_drafts import draft_losses, draft_warnings
+from eqcheck.transparent.attribution.witnesses import as_table, second_opinion, variants
+from eqcheck.transparent.coverage import exercised, vacuous
+from eqcheck.transparent.decoding.harness import run, truth_of
+from eqcheck.transparent.decoding.run import Schedule
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
 
 TREE = registry.load("tree")
 tree = importlib.import_module("eqcheck.reference_impls.tree")
@@ -74,8 +74,8 @@ def test_what_is_no_tree_is_refused(nodes: Any, said: str) -> None:
 
 
 def models() -> tuple[Any, Any]:
-    from eqcheck.drafting.draft import ScriptedDraft
-    from eqcheck.hashlm.model import HashConfig, HashLM
+    from eqcheck.transparent.drafting import ScriptedDraft
+    from eqcheck.transparent.hashlm.model import HashConfig, HashLM
 
     target = HashLM(HashConfig(seed=1))
     return target, ScriptedDraft.of(target)

@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from eqcheck.attribution.witnesses import permuted, redrawn
-from eqcheck.case.record import Case
 from eqcheck.contract.decoders import Request, decoder
-from eqcheck.decoding.harness import run
-from eqcheck.explanation.records import Explanation
-from eqcheck.explanation.text import render
-from eqcheck.oracle.check import judge
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.explanation.text import render
+from eqcheck.transparent.attribution.witnesses import permuted, redrawn
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.oracle.check import judge
 
 Rows = list[list[int]]
 

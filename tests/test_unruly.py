@@ -32,7 +32,7 @@ def test_a_decoder_that_is_right_and_then_raises_is_no_error_of_the_suite() -> N
 
 def test_the_draw_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """A judge that cannot read an odd counter trips it, as it did before counters were looked at."""
-    monkeypatch.setattr("eqcheck.lanes.checkpoint.outcome.observed_of", lambda told, *_: dict(told or {}))
+    monkeypatch.setattr("eqcheck.engines.engine_outcome.observed_of", lambda told, *_: dict(told or {}))
     read = r"NoneType|not supported|unsupported|iterable|has no|sub-exceptions|distinct failures"
     with pytest.raises(BaseException, match=read):
         draw("checkpoint", 300)

@@ -9,17 +9,17 @@ import pytest
 import torch
 from drafting import LookedUp
 
-from eqcheck.case.record import Case
 from eqcheck.catalogue.engines.engine import HIDDEN, RoundEngine, Rows
 from eqcheck.catalogue.engines.pool import Packed
 from eqcheck.catalogue.engines.rows import PerRow
 from eqcheck.contract.decoders import CLAIMED, Decoder, Request, decoder
-from eqcheck.decoding.harness import run
-from eqcheck.explanation.records import Deviation, Explanation, Opinion, Query
-from eqcheck.explanation.statements import sentence
-from eqcheck.explanation.text import render
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.oracle.check import judge
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.records import Deviation, Explanation, Opinion, Query
+from eqcheck.core.explanation.statements import sentence
+from eqcheck.core.explanation.text import render
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
 
 
 @pytest.fixture(autouse=True)

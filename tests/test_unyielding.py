@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.case.record import Case
+from eqcheck.audit.workers.fork import ForkWorker, decoding
+from eqcheck.audit.workers.worker import Limits
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.lanes.checkpoint.lane import worker
-from eqcheck.lanes.transparent.coverage import try_case
-from eqcheck.result.outcome import HANG
-from eqcheck.store.casefile import StoredViolation
-from eqcheck.workers.fork import ForkWorker, decoding
-from eqcheck.workers.worker import Limits
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.outcome import HANG
+from eqcheck.core.store.casefile import StoredViolation
+from eqcheck.engines.lane import worker
+from eqcheck.transparent.coverage import try_case
 
 ENDS_S = 400.0  # a guard against a command that does not end; on an idle machine it takes 30 s
 HEAD = "import itertools, signal, threading, time\nimport torch\nimport eqcheck\n"
@@ -148,7 +148,7 @@ def test_nothing_lives_on_when_the_audit_is_killed(tmp_path: Path, options: list
 @pytest.mark.rest
 def test_nor_does_a_server_that_is_still_importing(tmp_path: Path) -> None:
     (tmp_path / "forever.py").write_text("import time\nopen('begun', 'w').close()\nwhile True: time.sleep(1)\n")
-    start = "from eqcheck.workers.fork import context\ncontext('forever').Process(target=print).start()\n"
+    start = "from eqcheck.audit.workers.fork import context\ncontext('forever').Process(target=print).start()\n"
     killed(tmp_path, ["-c", f"{start}import time\ntime.sleep(100000)"])
 
 

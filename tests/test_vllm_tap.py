@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.checkpoints.judge import Judge, truth
 from eqcheck.contract.decoders import RowOptions, decoder
 from eqcheck.contract.kinds import FINGERPRINTS
-from eqcheck.lanes.checkpoint.conclusions import conclusions
-from eqcheck.lanes.checkpoint.outcome import abduced, explain, judged
-from eqcheck.result.findings import Audit, Options
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.engines.checkpoints.row_judge import Judge, truth
+from eqcheck.engines.conclusions import conclusions
+from eqcheck.engines.engine_outcome import abduced, explain, judged
 
 tap_module = import_module("eqcheck.adapters.taps.vllm_tap")
 HEADS, HEAD_SIZE, BLOCK = 2, 3, 2

@@ -10,27 +10,27 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck.attribution.losses import all_warnings
-from eqcheck.checkpoints import dictation
+from eqcheck.audit.coverage_words import CHECKPOINT, TRANSPARENT
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import CACHE_STATES, CAPABILITIES, FAMILIES, PADDING_SIDES, REQUIREMENTS
 from eqcheck.contract.kinds import FINGERPRINTS, HEAD_LOSSES
 from eqcheck.contract.options import ORDER
-from eqcheck.explanation.notice import LIMIT
-from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.about import CHECKPOINT, TRANSPARENT
-from eqcheck.lanes.checkpoint import conclusions as of_checkpoints
-from eqcheck.lanes.sampling.drawing import DRAWN, DRAWN_OF_ENGINES
-from eqcheck.lanes.sampling.judge import REGIMES, conclusions
-from eqcheck.lanes.transparent.conclusions import luck_warnings
-from eqcheck.lanes.transparent.coverage import vacuous
+from eqcheck.core.explanation.notice import LIMIT
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.result import declining, losses
+from eqcheck.core.result.findings import Audit, Finding, Options
+from eqcheck.core.result.outcome import DueBy, DuePlace, Loss, LossesOf, Outcome
+from eqcheck.core.result.tally import SPEAKS, Alike, ServedCase, Tally
+from eqcheck.engines import conclusions as of_checkpoints
+from eqcheck.engines.checkpoints import dictation
 from eqcheck.report.build import report_of
-from eqcheck.result import declining, losses
-from eqcheck.result.findings import Audit, Finding, Options
-from eqcheck.result.outcome import DueBy, DuePlace, Loss, LossesOf, Outcome
-from eqcheck.result.tally import SPEAKS, Alike, ServedCase, Tally
-from eqcheck.sampling.exclusion import Exclusion
-from eqcheck.sampling.wealth import Wealth
+from eqcheck.sampling.betting.exclusion import Exclusion
+from eqcheck.sampling.betting.wealth import Wealth
+from eqcheck.sampling.drawing import DRAWN, DRAWN_OF_ENGINES
+from eqcheck.sampling.judge import REGIMES, conclusions
+from eqcheck.transparent.attribution.lost_drafts import all_warnings
+from eqcheck.transparent.conclusions import luck_warnings
+from eqcheck.transparent.coverage import vacuous
 
 BIG = 9_999_999
 LONG = "the engine says at length what it thinks of this request " * 20
@@ -97,8 +97,8 @@ def test_what_decoders_decline_and_require() -> None:
 
 
 def outcome() -> Outcome:
-    from eqcheck.case.engine import EngineCase, EngineRow
     from eqcheck.contract.decoders import RowOptions
+    from eqcheck.core.case.engine import EngineCase, EngineRow
 
     case = EngineCase((EngineRow((1,), RowOptions(4)),))
     return Outcome(case, "violation", explanation=Explanation("bookkeeping", "premature-stop", row=0))

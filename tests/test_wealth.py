@@ -11,9 +11,9 @@ import pytest
 from test_bets import contexts, draw, random_case
 
 from eqcheck.contract.errors import UsageError
-from eqcheck.sampling import wealth as wealth_module
-from eqcheck.sampling.laws import Floats, SampledRow
-from eqcheck.sampling.wealth import PAIRS, PORTFOLIO, Wealth
+from eqcheck.sampling.betting import wealth as wealth_module
+from eqcheck.sampling.betting.laws import Floats, SampledRow
+from eqcheck.sampling.betting.wealth import PAIRS, PORTFOLIO, Wealth
 
 Tokens = tuple[int, ...]
 

@@ -14,17 +14,17 @@ import torch
 from clock import CHECKPOINT, TRANSPARENT, Clock
 
 import eqcheck
-from eqcheck.campaign.loop import Campaign, audit
-from eqcheck.case.record import Case
-from eqcheck.case.sampling import SampledCase
+from eqcheck.audit.lane import lanes_of, shares
+from eqcheck.audit.loop import Campaign, audit
 from eqcheck.contract.architectures import family_of
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.lanes.lane import lanes_of, shares
-from eqcheck.lanes.sampling.decode import decode
-from eqcheck.lanes.sampling.judge import certain
-from eqcheck.lanes.transparent.coverage import try_case
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.result.findings import Options
+from eqcheck.core.case.record import Case
+from eqcheck.core.case.sampling import SampledCase
+from eqcheck.core.result.findings import Options
+from eqcheck.sampling.decode import decode
+from eqcheck.sampling.judge import certain
+from eqcheck.transparent.coverage import try_case
+from eqcheck.transparent.search import Source
 
 WILD = Path(__file__).parent / "wild"
 

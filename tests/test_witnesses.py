@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck.attribution import witnesses
-from eqcheck.attribution.witnesses import (
+from eqcheck.audit.workers.worker import Workers
+from eqcheck.catalogue import FAULTS, Fault
+from eqcheck.contract.decoders import Generate
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.records import Explanation, Opinion
+from eqcheck.core.result.outcome import Outcome
+from eqcheck.transparent.attribution import witnesses
+from eqcheck.transparent.attribution.witnesses import (
     asserted,
     bearing,
     mechanism,
@@ -21,17 +27,11 @@ from eqcheck.attribution.witnesses import (
     second_opinion,
     variants,
 )
-from eqcheck.case.record import Case
-from eqcheck.catalogue import FAULTS, Fault
-from eqcheck.contract.decoders import Generate
-from eqcheck.decoding.harness import run
-from eqcheck.decoding.run import Run
-from eqcheck.explanation.records import Explanation, Opinion
-from eqcheck.lanes.transparent.search import Source
-from eqcheck.lanes.transparent.sequences import confirmed
-from eqcheck.oracle.check import judge
-from eqcheck.result.outcome import Outcome
-from eqcheck.workers.worker import Workers
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.decoding.run import Run
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import Source
+from eqcheck.transparent.sequences import confirmed
 
 OTHERS = {"position": "cache", "mask": "position", "cache": "position"}
 OPINIONS = {"confirms": Opinion((("cache",),), ()), "contradicts": Opinion((("mask",),), ()), "silent": Opinion((), ())}

@@ -12,22 +12,22 @@ import torch
 from transformers import DynamicCache
 
 import eqcheck
-from eqcheck.attribution.witnesses import second_opinion, variants
-from eqcheck.campaign.loop import audit
-from eqcheck.case.record import Case
+from eqcheck.audit.loop import audit
 from eqcheck.cli import main
 from eqcheck.compat import legacy_cache
 from eqcheck.contract.architectures import family_of
 from eqcheck.contract.decoders import Request, decoder
-from eqcheck.decoding.harness import run
-from eqcheck.explanation.records import Explanation, Given
-from eqcheck.explanation.text import render
-from eqcheck.lanes.sampling.judge import wrong_law as law_explained
-from eqcheck.oracle.check import judge
-from eqcheck.real.models import model_of
-from eqcheck.result.findings import Audit, Options
-from eqcheck.sampling.naming import Named
-from eqcheck.sampling.wealth import Wealth
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.records import Explanation, Given
+from eqcheck.core.explanation.text import render
+from eqcheck.core.result.findings import Audit, Options
+from eqcheck.sampling.betting.naming import Named
+from eqcheck.sampling.betting.wealth import Wealth
+from eqcheck.sampling.judge import wrong_law as law_explained
+from eqcheck.transparent.attribution.witnesses import second_opinion, variants
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.real.models import model_of
 
 Choose = Callable[[torch.Tensor, torch.Tensor], int]
 WRONG = "bookkeeping/wrong-correction"

@@ -12,20 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from eqcheck import __version__
-from eqcheck.cli import (
-    audit,
-    checkpoint,
-    common,
-    completion,
-    explain,
-    gate,
-    kinds,
-    listing,
-    new,
-    replay,
-    report,
-    selfcheck,
-)
+from eqcheck.cli import audit, checkpoint, common, explain, gate, kinds, listing, new, replay, report, selfcheck
+from eqcheck.cli import shell_completion as completion
 from eqcheck.cli.common import LinedHelp, examples
 from eqcheck.cli.plan import configured
 from eqcheck.contract.errors import INCONCLUSIVE, INTERNAL, USAGE, UsageError, did_you_mean, printable

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eqcheck import __version__
-from eqcheck.campaign.events import Working
+from eqcheck.audit.events import Working
 from eqcheck.cli import common, outputs
 from eqcheck.cli.common import (
     add_bounds,
@@ -34,10 +34,10 @@ from eqcheck.contract.profiles import CASE_TIMEOUT
 from eqcheck.report.progress import progress
 
 if TYPE_CHECKING:
-    from eqcheck.campaign.events import Listener
+    from eqcheck.audit.events import Listener
     from eqcheck.cli.common import Commands
+    from eqcheck.core.result.findings import Audit
     from eqcheck.report.schema import Report
-    from eqcheck.result.findings import Audit
 
 _SPEC = (
     "decoder to audit: NAME (see `eqcheck list`), FILE.py, FILE.py:ATTR or PACKAGE.MODULE:ATTR; without any, every "
@@ -154,7 +154,7 @@ def execute(plan: Plan) -> int:
             shown(Working("", "models"))
         import_models()
         if common.own_process:
-            from eqcheck.workers.fork import calls_no_decoder
+            from eqcheck.audit.workers.fork import calls_no_decoder
 
             calls_no_decoder()
         if newer := extras.untested():
@@ -190,10 +190,10 @@ def _warn_of_known(plan: Plan) -> None:
 
 def _loaded(plan: Plan, shown: Listener) -> Plan:
     """The plan with the families of its real models, and with the decoders that it names."""
-    from eqcheck.campaign import processes
+    from eqcheck.audit import processes
 
     if plan.cluster is not None:
-        from eqcheck.campaign.cluster import check_answers
+        from eqcheck.audit.cluster import check_answers
 
         check_answers(plan.cluster)
     shown(Working("", "decoder"))
@@ -205,9 +205,9 @@ def _loaded(plan: Plan, shown: Listener) -> Plan:
 
 def _reported(plan: Plan, shown: Listener) -> dict[str, tuple[Audit, Report]]:
     """The audits, each with its report, which is written as soon as the audit ends."""
+    from eqcheck.core.result import losses
+    from eqcheck.core.store.corpus import shared_corpus
     from eqcheck.report.build import write
-    from eqcheck.result import losses
-    from eqcheck.store.corpus import shared_corpus
 
     done: dict[str, tuple[Audit, Report]] = {}
     with contextlib.ExitStack() as stack:
@@ -240,7 +240,7 @@ def _targets(asked: str) -> tuple[str, ...]:
     """The families of the targets asked for, each built and read once; `UsageError` for one that cannot be read."""
     if not asked:
         return ()
-    from eqcheck.real.targets import check, families_of
+    from eqcheck.transparent.real.targets import check, families_of
 
     families = []
     for family in families_of(asked):
@@ -257,15 +257,15 @@ def _targets(asked: str) -> tuple[str, ...]:
 
 def _audits(plan: Plan, listen: Listener) -> Iterator[Audit]:
     """The audits as they end: of campaigns on a cluster, whose shards are stored beside the report, or of processes."""
-    from eqcheck.campaign import processes
-    from eqcheck.campaign.loop import audit
+    from eqcheck.audit import processes
+    from eqcheck.audit.loop import audit
 
     if not plan.cluster and plan.asked.jobs > 1 and len(plan.decoders) > 1:
         yield from processes.side_by_side(plan.decoders, plan.asked, listen)
         return
     with contextlib.ExitStack() as stack:
         if plan.cluster:
-            from eqcheck.campaign.cluster import Cluster
+            from eqcheck.audit.cluster import Cluster
 
             cluster = stack.enter_context(Cluster(plan.cluster))
         for decoder in plan.decoders:
@@ -280,7 +280,7 @@ def _audits(plan: Plan, listen: Listener) -> Iterator[Audit]:
 
 
 def exit_code(results: Sequence[Audit], allow_known: bool, max_draft_loss: float | None = None) -> int:
-    from eqcheck.result import losses
+    from eqcheck.core.result import losses
 
     if any(result.internal for result in results):  # first: whatever else was found, the tool has to be mended
         return INTERNAL

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from eqcheck.cli.common import examples, say
 from eqcheck.contract.errors import EQUIVALENT, UsageError
-from eqcheck.explanation.layout import columns, table
+from eqcheck.core.explanation.layout import columns, table
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
@@ -44,14 +44,14 @@ def add(commands: Commands) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from eqcheck.construction.layouts import LAYOUTS
+    from eqcheck.engines.construction.layouts import LAYOUTS
 
     say(table([[name, layout.about] for name, layout in LAYOUTS.items()], ["name", "architecture"], columns()))
     return EQUIVALENT
 
 
 def _write(options: argparse.Namespace) -> int:
-    from eqcheck.construction.folder import built
+    from eqcheck.engines.construction.folder import built
 
     if options.agreement is not None and options.draft is None:
         raise UsageError(

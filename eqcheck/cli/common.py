@@ -78,7 +78,7 @@ def import_models() -> None:
     try:
         import transformers.generation.utils  # noqa: F401
 
-        import eqcheck.hashlm.model  # noqa: F401
+        import eqcheck.transparent.hashlm.model  # noqa: F401
     finally:
         gc.enable()
     gc.freeze()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from eqcheck.cli.common import examples, say
 from eqcheck.contract.errors import EQUIVALENT, UsageError, did_you_mean
 from eqcheck.contract.kinds import FINGERPRINTS, KINDS, Kind
-from eqcheck.explanation.layout import columns, filled
+from eqcheck.core.explanation.layout import columns, filled
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
@@ -52,7 +52,7 @@ def kind_named(text: str) -> Kind:
 
 def explained(kind: Kind, width: int = _WIDEST) -> str:
     """Format the handbook's chapter of a kind in lines of at most ``width`` characters; links are not broken."""
-    from eqcheck.explanation.handbook import about
+    from eqcheck.core.explanation.handbook import about
 
     chapter, width = about(kind.fingerprint), max(width, 30)
     lines = [filled(f"{kind.fingerprint}: {kind.meaning}", width, 2), "", "What happens"]

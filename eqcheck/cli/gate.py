@@ -15,7 +15,7 @@ from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, NOTHING, VIOLATION
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands
-    from eqcheck.gate.run import Gate
+    from eqcheck.gate.comparison import Gate
     from eqcheck.gate.servers import StoredAnswers
 
 _CODES = {"equivalent": EQUIVALENT, "violation": VIOLATION, "inconclusive": INCONCLUSIVE}
@@ -101,9 +101,9 @@ def add(commands: Commands) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run a gate and return the exit code."""
-    from eqcheck.gate.report import built, checks_of, earlier
-    from eqcheck.gate.rows import drawn, read
-    from eqcheck.gate.run import Gate, Settings
+    from eqcheck.gate.compared_rows import drawn, read
+    from eqcheck.gate.comparison import Gate, Settings
+    from eqcheck.gate.gate_report import built, checks_of, earlier
     from eqcheck.gate.sentences import beside, progress, text_of
 
     settings = Settings(
@@ -158,7 +158,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _write_report(out: Path, gate: Gate, report: dict[str, Any]) -> None:
     """Write the report as JSON and as a page, and a script for each violation that has one."""
-    from eqcheck.gate.report import page_of
+    from eqcheck.gate.gate_report import page_of
 
     gaps = {
         "plain": [row.gap for row in gate.control],

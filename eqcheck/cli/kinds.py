@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from eqcheck.cli.common import say
 from eqcheck.contract.errors import EQUIVALENT
 from eqcheck.contract.kinds import KINDS
-from eqcheck.explanation.layout import columns, table
+from eqcheck.core.explanation.layout import columns, table
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from eqcheck.cli.common import say
 from eqcheck.contract.errors import EQUIVALENT, UsageError, printable
-from eqcheck.explanation.layout import WHOLE, columns, table, wrapped
+from eqcheck.core.explanation.layout import WHOLE, columns, table, wrapped
 
 if TYPE_CHECKING:
     from eqcheck.cli.common import Commands

@@ -16,7 +16,7 @@ from eqcheck.cli.common import say, stdout_to_stderr
 from eqcheck.contract.errors import UsageError, one_line, printable
 
 if TYPE_CHECKING:
-    from eqcheck.campaign.events import Event, Listener
+    from eqcheck.audit.events import Event, Listener
     from eqcheck.cli.plan import Plan
     from eqcheck.contract.decoders import Decoder
     from eqcheck.report.schema import Report
@@ -118,7 +118,7 @@ def _appended(page: Path, text: str) -> None:
 
 
 def _written(path: Path, text: str) -> None:
-    from eqcheck.store.casefile import write_whole
+    from eqcheck.core.store.casefile import write_whole
 
     try:
         write_whole(path, text)

@@ -10,11 +10,11 @@ from pathlib import Path
 from pprint import pformat
 
 from eqcheck import __version__
-from eqcheck.case.record import Case
 from eqcheck.contract import registry
 from eqcheck.contract.errors import UsageError
-from eqcheck.result.outcome import HANG
-from eqcheck.store.casefile import StoredViolation, command, read_case, target_of
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.outcome import HANG
+from eqcheck.core.store.casefile import StoredViolation, command, read_case, target_of
 
 _NO_TEST = {
     "checkpoint": "an engine loads a checkpoint and is run by a Python or a server of its own",

@@ -18,7 +18,7 @@ from eqcheck.cli.common import bounded, bounds_of, junit_writable, writable
 from eqcheck.contract import configuration, known_violations, profiles, registry
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError, did_you_mean
-from eqcheck.result.findings import Options
+from eqcheck.core.result.findings import Options
 
 # The options of an audit that ``[tool.eqcheck]`` gives, as words before those of the command line, which win.
 
@@ -144,8 +144,8 @@ class Plan:
 
     def loaded(self, decoders: Sequence[Decoder]) -> Plan:
         """The plan with its decoders; `UsageError` for an unknown checkpoint, or an option that no engine heeds."""
-        from eqcheck.construction.layouts import LAYOUTS
-        from eqcheck.workers.interpreter import environment
+        from eqcheck.audit.workers.interpreter import environment
+        from eqcheck.engines.construction.layouts import LAYOUTS
 
         for decoder in decoders:
             for kind in decoder.kinds:

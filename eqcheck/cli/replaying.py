@@ -7,22 +7,22 @@ import shlex
 import sys
 from pathlib import Path
 
+from eqcheck.audit.lane import new_lane
 from eqcheck.cli.pasting import spec_of
 from eqcheck.contract import registry
 from eqcheck.contract.architectures import is_class
 from eqcheck.contract.errors import EQUIVALENT, INCONCLUSIVE, INTERNAL, NOTHING, VIOLATION, UsageError, printable
 from eqcheck.contract.profiles import CASE_MEMORY, CASE_TIMEOUT
 from eqcheck.contract.requirements import refused
-from eqcheck.explanation.layout import WHOLE, columns
-from eqcheck.explanation.notice import EqcheckFailed
-from eqcheck.explanation.statements import power
-from eqcheck.explanation.text import headline, render
-from eqcheck.lanes.lane import new_lane
+from eqcheck.core.explanation.layout import WHOLE, columns
+from eqcheck.core.explanation.notice import EqcheckFailed
+from eqcheck.core.explanation.statements import power
+from eqcheck.core.explanation.text import headline, render
+from eqcheck.core.result.findings import Options
+from eqcheck.core.result.outcome import DrawnDecode, Outcome
+from eqcheck.core.store.casefile import StoredViolation, command, read_case, target_of, write_whole
 from eqcheck.report import load
 from eqcheck.report.page import trace_page
-from eqcheck.result.findings import Options
-from eqcheck.result.outcome import DrawnDecode, Outcome
-from eqcheck.store.casefile import StoredViolation, command, read_case, target_of, write_whole
 
 _OF_MANY = ("sampling/stray-law", "sampling/impossible-token")
 """Kinds of which a single case is a sample, while all cases of an audit together are the proof."""

@@ -140,7 +140,7 @@ def _display() -> bool:
 
 
 def _written(file: Path, text: str) -> None:
-    from eqcheck.store.casefile import write_whole
+    from eqcheck.core.store.casefile import write_whole
 
     try:
         write_whole(file, text)

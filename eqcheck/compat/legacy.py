@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 from eqcheck.contract.cache_names import NAMES, arguments, cache_argument, cache_of, installed_name, takes_cache
 from eqcheck.contract.errors import Unsupported, UsageError
-from eqcheck.drafting.draft import ScriptedDraft
+from eqcheck.transparent.drafting import ScriptedDraft
 
 
 @contextmanager
@@ -19,7 +19,7 @@ def legacy_cache(*models: Any) -> Iterator[None]:
     """Give caches the methods of transformers 4 inside the block, and let ``models`` take and return tuples of tensors.
 
         >>> import torch
-        >>> from eqcheck.hashlm.model import HashConfig, HashLM
+        >>> from eqcheck.transparent.hashlm.model import HashConfig, HashLM
         >>> target = HashLM(HashConfig(seed=1))
         >>> with legacy_cache(target):
         ...     first = target(torch.tensor([[3, 1, 4]]))
@@ -260,7 +260,7 @@ def drafts_of(draft: Any) -> list[list[int]]:
     case of `eqcheck`.
 
         >>> import eqcheck
-        >>> from eqcheck.decoding.harness import run
+        >>> from eqcheck.transparent.decoding.harness import run
         >>> seen = []
         >>> case = eqcheck.Case(prompts=((5, 7),), max_new_tokens=3, num_draft_tokens=2, accepts=((1,),))
         >>> done = run(lambda target, draft, request: seen.extend(drafts_of(draft)), case)

@@ -109,7 +109,7 @@ def kv_sizes(model: Any) -> tuple[int, int, int]:
     They are read from its configuration as engines read it: where no number of heads for K and V is named, there are as
     many as for queries, or one in models of multi-query attention.
 
-        >>> from eqcheck.real.models import model_of
+        >>> from eqcheck.transparent.real.models import model_of
         >>> kv_sizes(model_of("llama", "float64", 0)), kv_sizes(model_of("gpt2", "float64", 0))
         ((2, 2, 16), (2, 4, 16))
 

@@ -1,7 +1,7 @@
 """Families of models, a record each: how they see positions and masks. Free of torch, as cases and reports name them.
 
-A new family is a record here; what it sees is computed in `eqcheck.hashlm.visibility`, and hashed in
-`eqcheck.hashlm.hashing`.
+A new family is a record here; what it sees is computed in `eqcheck.transparent.hashlm.visibility`, and hashed in
+`eqcheck.transparent.hashlm.hashing`.
 
     >>> FAMILY["window"].window, CLAIMED
     (8, ('rotary', 'learned'))

@@ -3,7 +3,7 @@
     >>> KINDS["window"].fingerprint, KINDS["window"].meaning
     ('mask/window', 'wrong attention window')
 
-A new kind is a record here, a page in `eqcheck/explanation/handbook/`, and the code that detects it.
+A new kind is a record here, a page in `eqcheck/core/explanation/handbook/`, and the code that detects it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Kind:
     """A kind of fault of one component; ``component/name`` is its `fingerprint`.
 
     ``meaning`` is a noun phrase or short clause that headlines print after the fingerprint. ``clause`` describes one
-    deviation of this kind; `eqcheck.explanation.statements.say` fills in its fields. Among the deviations of a call
-    the least ``rank`` is the cause. An ``inherited`` deviation is not a cause if an earlier query explains it. A repair
-    of ``mended_by`` also confirms this kind.
+    deviation of this kind; `eqcheck.core.explanation.statements.say` fills in its fields. Among the deviations of a
+    call the least ``rank`` is the cause. An ``inherited`` deviation is not a cause if an earlier query explains it. A
+    repair of ``mended_by`` also confirms this kind.
     """
 
     component: str

@@ -212,11 +212,11 @@ class RowOptions:
     - ``n``: the request has this many outputs; each is a row of its own, next to the others.
     - ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``logit_bias`` (numbers by token, kept as
       pairs), ``bad_words``, ``no_repeat_ngram_size``, ``allowed_ids`` (empty: all) change scores as in
-      `eqcheck.truth.law.penalised`. ``grammar`` is a list of edges (`eqcheck.contract.options`); tokens that it does
+      `eqcheck.core.law.penalised`. ``grammar`` is a list of edges (`eqcheck.contract.options`); tokens that it does
       not allow after the row's new tokens are masked.
     - ``temperature``: 0.0 is greedy. Above, scores are divided by it, then cut to the ``top_k`` highest (0: off), to
       the most likely ones that reach ``top_p`` (1.0: off), and to those of at least ``min_p`` times the highest
-      probability (0.0: off); see `eqcheck.truth.law`. ``seed`` is below ``2**64``.
+      probability (0.0: off); see `eqcheck.core.law`. ``seed`` is below ``2**64``.
 
     Raises `UsageError` for a value out of range.
 

@@ -131,7 +131,7 @@ def checked(requires: Iterable[str]) -> tuple[str, ...]:
 def unmet(asked: Any, requires: Iterable[str]) -> list[str]:
     """Return the preconditions that a `Request` does not meet, or a case, or one of the requests before it.
 
-        >>> from eqcheck.case.record import Case
+        >>> from eqcheck.core.case.record import Case
         >>> unmet(Case(prompts=((1, 2), (3,)), max_new_tokens=1), ("equal-lengths", "one-eos", "id-3-not-in-prompt"))
         ['equal-lengths', 'id-3-not-in-prompt']
 
@@ -155,7 +155,7 @@ def _meets(asked: _Asked, name: str) -> bool:
 def refused(asked: Any, requires: Iterable[str]) -> str:
     """Return why a decoder with these preconditions is not to be asked; empty where it may be.
 
-    >>> from eqcheck.case.record import Case
+    >>> from eqcheck.core.case.record import Case
     >>> refused(Case(prompts=((1, 2), (3,))), ("equal-lengths", "one-eos"))
     'it requires equal-lengths'
     """

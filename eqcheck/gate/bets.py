@@ -13,9 +13,9 @@ often, and the factors of all m + 1 sum to m + 1. So the expected factor is 1, w
 is a nonnegative martingale that starts at 1, and so is a mixture with weights that are fixed beforehand. Ville's
 inequality bounds the probability that it ever reaches c. Noise of the scores makes w worse, and the bound no looser.
 
-The worth of a row is the likelihood ratio of a wrong law, as `eqcheck.sampling.wealth` has them. Many of these need the
-draft's law. A server of the draft model tells it. Else the plain server stands in for the draft: a model that sees the
-last few tokens alone is a weaker model.
+The worth of a row is the likelihood ratio of a wrong law, as `eqcheck.sampling.betting.wealth` has them. Many of these
+need the draft's law. A server of the draft model tells it. Else the plain server stands in for the draft: a model that
+sees the last few tokens alone is a weaker model.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from eqcheck.gate.rows import Row
-from eqcheck.truth.evidence import CROSSES, ROOM, OddOne, together
+from eqcheck.gate.compared_rows import Row
+from eqcheck.transparent.truth.rounding_evidence import CROSSES, ROOM, OddOne, together
 
 if TYPE_CHECKING:
-    from eqcheck.gate.rows import Completed, Row, Scored
+    from eqcheck.gate.compared_rows import Completed, Row, Scored
     from eqcheck.gate.servers import Server
-    from eqcheck.sampling.wealth import Bet
+    from eqcheck.sampling.betting.wealth import Bet
 
 
 LEAST_REST = 1e-9
@@ -63,7 +63,7 @@ class SampledRows:
     @property
     def best(self) -> Bet:
         """Return the bet that earns most on all rows."""
-        from eqcheck.sampling.wealth import ALTERNATIVES
+        from eqcheck.sampling.betting.wealth import ALTERNATIVES
 
         return ALTERNATIVES[int(self._logs[""].argmax())]
 
@@ -86,20 +86,20 @@ class SampledRows:
 
     @property
     def _wanted(self) -> float:
-        from eqcheck.sampling.wealth import ALTERNATIVES
+        from eqcheck.sampling.betting.wealth import ALTERNATIVES
 
         return math.log(CROSSES * len(ALTERNATIVES) * 2)
 
     def begin(self, concurrency: Sequence[int], draft: bool = False) -> None:
         """Fix the weights before any row is seen. ``draft``: rows are seen by the draft itself."""
         self.would = {"temperature": 0.0} | ({"corrections": 0.0} if draft else {})
-        from eqcheck.sampling.wealth import ALTERNATIVES
+        from eqcheck.sampling.betting.wealth import ALTERNATIVES
 
         self._logs = {name: np.zeros(len(ALTERNATIVES)) for name in ("", *map(str, concurrency))}
 
     def add(self, row: Row, control: Sequence[Row]) -> None:
         """Count a row of the speculative server, and the rows that the plain server sampled for the same request."""
-        from eqcheck.sampling.wealth import bets
+        from eqcheck.sampling.betting.wealth import bets
 
         made = [evidence_of(each) for each in (row, *control)]
         worth = np.array([bets(each).sum(0) for each in made])
@@ -149,7 +149,7 @@ def law_of(place: Scored, temperature: float, count: int) -> tuple[list[int], li
     A server tells the row's own token beside the likeliest ones; it is left out where it is not one of them. Of the
     rest only its mass is known; at other temperatures than 1 it is taken to be as likely as the last of these.
 
-    >>> from eqcheck.gate.rows import Scored
+    >>> from eqcheck.gate.compared_rows import Scored
     >>> half = math.log(0.5)
     >>> ids, law = law_of(Scored(1, half, 1, {1: half, 2: math.log(0.25)}), 1.0, 20)
     >>> ids, [round(p, 6) for p in law]
@@ -166,8 +166,8 @@ def law_of(place: Scored, temperature: float, count: int) -> tuple[list[int], li
 
 def evidence_of(row: Row) -> Any:
     """Return a row as evidence: a cell for each likely token of a place, and the last for the rest."""
-    from eqcheck.gate.rows import LIKELIEST_SAMPLED
-    from eqcheck.sampling.laws import SampledRow
+    from eqcheck.gate.compared_rows import LIKELIEST_SAMPLED
+    from eqcheck.sampling.betting.laws import SampledRow
 
     size = len(row.places)
     p, raw, q = (np.zeros((size, LIKELIEST_SAMPLED + 1)) for _ in range(3))
@@ -187,7 +187,7 @@ def evidence_of(row: Row) -> Any:
 #
 # A bet is that of the rows of a request the speculative server's is the shortest, another that it is the longest. It
 # counts where one row alone is so. Greedy rows have to be alike as far as they go, so that no rounding decides.
-# `eqcheck.truth.evidence.OddOne` has the proof of the bound.
+# `eqcheck.transparent.truth.rounding_evidence.OddOne` has the proof of the bound.
 
 SHORTEST, LONGEST = "shortest", "longest"
 LENGTHS = {SHORTEST: "premature-stop", LONGEST: "past-eos"}

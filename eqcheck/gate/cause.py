@@ -13,9 +13,9 @@ from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
-from eqcheck.gate.rows import Row, Wanted, second_choices
-from eqcheck.gate.run import Gate
-from eqcheck.result.tally import gathered_by_chance
+from eqcheck.core.result.tally import gathered_by_chance
+from eqcheck.gate.compared_rows import Row, Wanted, second_choices
+from eqcheck.gate.comparison import Gate
 
 LOOKED_AT = 24  # wrong tokens, one of a row
 NEAR = 6  # tokens before the wrong one at which a context is edited

@@ -16,9 +16,9 @@ import torch
 from eqcheck.contract.cache_names import cache_argument, cache_of
 from eqcheck.contract.decoders import Decoder, Request, RowOptions
 from eqcheck.contract.errors import UsageError, one_line
-from eqcheck.gate.rows import LIKELIEST, PIECE, Completed, Scored, ServerError, Wanted, as_ids
+from eqcheck.gate.compared_rows import LIKELIEST, PIECE, Completed, Scored, ServerError, Wanted, as_ids
 from eqcheck.gate.servers import SAMPLE_TEXTS
-from eqcheck.truth.rounded import in_pieces
+from eqcheck.transparent.truth.rounded import in_pieces
 
 A = TypeVar("A")
 PLAIN = "hf:"

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from eqcheck.core.shrinking.engine import Budget, Shrinking, first
+from eqcheck.core.shrinking.items import kept, spans
+from eqcheck.core.shrinking.numbers import below
+from eqcheck.core.shrinking.tokens import behind_first
 from eqcheck.gate.bets import ends_so
-from eqcheck.gate.rows import ENDS, Row, Wanted
-from eqcheck.gate.run import Gate
-from eqcheck.shrinking.engine import Budget, Shrinking, first
-from eqcheck.shrinking.items import kept, spans
-from eqcheck.shrinking.numbers import below
-from eqcheck.shrinking.tokens import behind_first
+from eqcheck.gate.compared_rows import ENDS, Row, Wanted
+from eqcheck.gate.comparison import Gate
 
 TRIES = 3  # a request has to show the wrong row each time
 MOST = 300  # rows that are asked for in a search

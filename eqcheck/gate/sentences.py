@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from eqcheck.contract.errors import one_line
 from eqcheck.contract.kinds import KINDS
-from eqcheck.explanation.layout import WHOLE, columns, filled
-from eqcheck.explanation.records import many
-from eqcheck.explanation.statements import odds, one_in, power_of_ten
-from eqcheck.explanation.text import WIDTH, Part, laid_out
-from eqcheck.explanation.tokens import compared, shortened
+from eqcheck.core.explanation.layout import WHOLE, columns, filled
+from eqcheck.core.explanation.records import many
+from eqcheck.core.explanation.statements import odds, one_in, power_of_ten
+from eqcheck.core.explanation.text import WIDTH, Part, laid_out
+from eqcheck.core.explanation.token_words import compared, shortened
 from eqcheck.gate.bets import SHORTEST
 from eqcheck.gate.cause import (
     BLOCK,
@@ -34,9 +34,9 @@ from eqcheck.gate.cause import (
     Sign,
     telling,
 )
-from eqcheck.gate.rows import ENDS, PIECE, Row, second_choices
-from eqcheck.gate.run import DOUBTS, Gate
-from eqcheck.truth.evidence import CROSSES
+from eqcheck.gate.compared_rows import ENDS, PIECE, Row, second_choices
+from eqcheck.gate.comparison import DOUBTS, Gate
+from eqcheck.transparent.truth.rounding_evidence import CROSSES
 
 CAUSE, LIKELY, UNKNOWN = "Cause", "Likely cause", "Cause unknown"
 ROOM_OF_ROWS = 56  # characters for the tokens of a row: they fit into 80 with their labels

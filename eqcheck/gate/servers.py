@@ -22,8 +22,8 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from eqcheck.contract.errors import UsageError, one_line
 from eqcheck.contract.extras import missing
-from eqcheck.explanation.records import many
-from eqcheck.gate.rows import (
+from eqcheck.core.explanation.records import many
+from eqcheck.gate.compared_rows import (
     LIKELIEST,
     PIECE,
     PROTOCOL,

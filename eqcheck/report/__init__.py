@@ -27,11 +27,11 @@ def load(path: str | Path) -> Report:
     """
     import msgspec
 
+    from eqcheck.audit.lane import LANES
     from eqcheck.contract.errors import UsageError, one_line
     from eqcheck.contract.profiles import REPORT_BYTES, REPORT_LEVELS
-    from eqcheck.lanes.lane import LANES
+    from eqcheck.core.store.casefile import read_json
     from eqcheck.report.schema import FORMAT, from_builtins
-    from eqcheck.store.casefile import read_json
 
     again, collecting = "audit the decoder again with this eqcheck", gc.isenabled()
     file = Path(path)

@@ -13,11 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from eqcheck import __version__
-from eqcheck.case.record import AnyCase
 from eqcheck.contract.errors import UsageError, one_line
-from eqcheck.explanation.notice import LIMIT, InternalError, guarded, kind_of
-from eqcheck.explanation.records import Explanation, many
-from eqcheck.explanation.text import cause_words, render
+from eqcheck.core.case.record import AnyCase
+from eqcheck.core.explanation.notice import LIMIT, InternalError, guarded, kind_of
+from eqcheck.core.explanation.records import Explanation, many
+from eqcheck.core.explanation.text import cause_words, render
+from eqcheck.core.result import losses
+from eqcheck.core.result.findings import Audit, Finding, by_cause
+from eqcheck.core.store.casefile import (
+    StoredViolation,
+    case_of,
+    command,
+    file_stem,
+    read_case,
+    stored_violation,
+    target_of,
+    write_whole,
+)
 from eqcheck.report.checks import Check, as_xml, junit
 from eqcheck.report.markdown import to_markdown
 from eqcheck.report.schema import (
@@ -39,18 +51,6 @@ from eqcheck.report.schema import (
     to_builtins,
 )
 from eqcheck.report.terminal import summary
-from eqcheck.result import losses
-from eqcheck.result.findings import Audit, Finding, by_cause
-from eqcheck.store.casefile import (
-    StoredViolation,
-    case_of,
-    command,
-    file_stem,
-    read_case,
-    stored_violation,
-    target_of,
-    write_whole,
-)
 
 # A report in every medium. Findings that one of them cannot show are shown bare, and no medium is left out.
 

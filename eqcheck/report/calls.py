@@ -15,11 +15,11 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from eqcheck.explanation.records import many
-from eqcheck.explanation.statements import held
-from eqcheck.explanation.tokens import shortened
+from eqcheck.core.explanation.records import many
+from eqcheck.core.explanation.statements import held
+from eqcheck.core.explanation.token_words import shortened
+from eqcheck.core.result.outcome import DrawnDecode, DrawnRow, DrawnSlot
 from eqcheck.report.picture import Stage, cell, committed, stages
-from eqcheck.result.outcome import DrawnDecode, DrawnRow, DrawnSlot
 
 _ROWS, _GROUPS = 8, 24  # of rounds and outputs, and of slots in a cache; more are shortened
 _WIDE = 118  # characters, where nothing says how wide the terminal is

@@ -13,9 +13,9 @@ from typing import Literal
 from xml.etree import ElementTree
 
 from eqcheck.contract.errors import code, fenced, inline, one_line, printable
-from eqcheck.explanation.notice import INCONCLUSIVE
-from eqcheck.explanation.records import many
-from eqcheck.explanation.statements import unrepeated
+from eqcheck.core.explanation.notice import INCONCLUSIVE
+from eqcheck.core.explanation.records import many
+from eqcheck.core.explanation.statements import unrepeated
 from eqcheck.report.content import Content, cases
 from eqcheck.report.schema import Report, ReportedViolation
 

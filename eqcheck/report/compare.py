@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eqcheck.explanation.layout import columns, table, wrapped
-from eqcheck.explanation.notice import INCONCLUSIVE, VACUOUS
-from eqcheck.explanation.records import many
+from eqcheck.core.explanation.layout import columns, table, wrapped
+from eqcheck.core.explanation.notice import INCONCLUSIVE, VACUOUS
+from eqcheck.core.explanation.records import many
 from eqcheck.report.content import Content
 from eqcheck.report.schema import Report
 

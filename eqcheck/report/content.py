@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from eqcheck.audit.coverage_words import About, about, in_axis
 from eqcheck.contract.decoders import FAMILIES
-from eqcheck.explanation.layout import WHOLE, table
-from eqcheck.explanation.notice import VACUOUS, Notice
-from eqcheck.explanation.records import Explanation, many
-from eqcheck.explanation.statements import nothing_expected, power, unrepeated
-from eqcheck.explanation.text import Part, kinds_known, parts, slot_lines
-from eqcheck.explanation.tokens import shown_of
-from eqcheck.lanes.about import About, about, in_axis
+from eqcheck.core.explanation.layout import WHOLE, table
+from eqcheck.core.explanation.notice import VACUOUS, Notice
+from eqcheck.core.explanation.records import Explanation, many
+from eqcheck.core.explanation.statements import nothing_expected, power, unrepeated
+from eqcheck.core.explanation.text import Part, kinds_known, parts, slot_lines
+from eqcheck.core.explanation.token_words import shown_of
+from eqcheck.core.result.declining import summary
+from eqcheck.core.result.findings import STANDINGS
+from eqcheck.core.result.tally import PAIRED, Pair, gathered_by_chance
 from eqcheck.report.schema import Report, ReportedViolation
-from eqcheck.result.declining import summary
-from eqcheck.result.findings import STANDINGS
-from eqcheck.result.tally import PAIRED, Pair, gathered_by_chance
 
 STANDING = {"violation": "FAIL", "discovery": "DISCOVERY", "inconclusive": "INCONCLUSIVE", "slow": "SLOW"}
 UNCLAIMED_NOTE = "In brackets: families the decoder does not claim. A failure there is a discovery, not a violation."
@@ -236,7 +236,8 @@ class Content:
         """Where the cause shows, in one line: under a condition only, or clearly more often on one side; else empty.
 
         A side is told only where chance gives such a difference in less than one of a thousand cases. A side on which
-        no case fails is for a condition to tell (`eqcheck.result.conditions`), which a smaller case may have refuted.
+        no case fails is for a condition to tell (`eqcheck.core.result.conditions`), which a smaller case may have
+        refuted.
         """
         if finding.only:
             return "; ".join(finding.only)

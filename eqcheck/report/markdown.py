@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from tabulate import tabulate
 
+from eqcheck.audit.coverage_words import CHECKPOINT
 from eqcheck.contract.errors import code, fenced, inline
-from eqcheck.explanation.records import many
-from eqcheck.explanation.statements import sentence
-from eqcheck.explanation.text import kinds_known, laid_out, meaning, parts
-from eqcheck.lanes.about import CHECKPOINT
+from eqcheck.core.explanation.records import many
+from eqcheck.core.explanation.statements import sentence
+from eqcheck.core.explanation.text import kinds_known, laid_out, meaning, parts
+from eqcheck.core.result.outcome import DueBy, DuePlace
 from eqcheck.report.content import STANDING, Content, matrix_table
 from eqcheck.report.schema import Condition, Report, ReportedViolation
-from eqcheck.result.outcome import DueBy, DuePlace
 
 
 def to_markdown(report: Report) -> str:

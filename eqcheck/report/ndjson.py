@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final, TextIO
 
-from eqcheck.campaign.events import CaseDone, Event, Finished, Loading, Settled, Settling, Started, ViolationSeen
+from eqcheck.audit.events import CaseDone, Event, Finished, Loading, Settled, Settling, Started, ViolationSeen
 from eqcheck.contract.errors import cleaned
 
 FORMAT: Final = "eqcheck-events/1"

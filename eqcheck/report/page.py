@@ -17,14 +17,14 @@ from markupsafe import Markup
 
 from eqcheck import __version__
 from eqcheck.contract.errors import one_line, printable
-from eqcheck.explanation.notice import VACUOUS, Notice
-from eqcheck.explanation.records import many
+from eqcheck.core.explanation.notice import VACUOUS, Notice
+from eqcheck.core.explanation.records import many
+from eqcheck.core.result.findings import STANDINGS
+from eqcheck.core.result.outcome import DrawnDecode
 from eqcheck.report.compare import Comparison, chance, in_words
 from eqcheck.report.content import Article, Content, readable
 from eqcheck.report.picture import Chart, columns, committed, drafts, stages, timeline
 from eqcheck.report.schema import Report, printable_report
-from eqcheck.result.findings import STANDINGS
-from eqcheck.result.outcome import DrawnDecode
 
 # Pages: one self-contained file each, that fetches nothing and is safe whatever its texts hold.
 #

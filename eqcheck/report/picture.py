@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
-from eqcheck.result.findings import LawEvidence
-from eqcheck.result.outcome import DrawnCall, DrawnDecode, DrawnQuery, DrawnRound, DrawnRow, DrawnSlot
+from eqcheck.core.result.findings import LawEvidence
+from eqcheck.core.result.outcome import DrawnCall, DrawnDecode, DrawnQuery, DrawnRound, DrawnRow, DrawnSlot
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 240, 64, 150, 14, 34
 _LEAST, _MOST = -320.0, 10_000.0

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 
-from eqcheck.campaign.events import (
+from eqcheck.audit.events import (
     CaseDone,
     Event,
     Finished,
@@ -27,8 +27,8 @@ from eqcheck.campaign.events import (
     Working,
 )
 from eqcheck.contract.errors import printable
-from eqcheck.explanation.records import many
-from eqcheck.explanation.statements import power_of_ten
+from eqcheck.core.explanation.records import many
+from eqcheck.core.explanation.statements import power_of_ten
 
 _EVERY_S = 10.0  # between the lines of a log
 _FIRST_S = 2.0  # the same until the first case is done: so long nobody has to wonder

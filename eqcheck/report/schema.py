@@ -14,11 +14,11 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from eqcheck.contract.errors import cleaned
-from eqcheck.explanation.notice import InternalError, Notice, with_kinds
-from eqcheck.explanation.records import Explanation
-from eqcheck.result.claims import Unreached
-from eqcheck.result.findings import LawEvidence, OtherCase
-from eqcheck.result.outcome import NearTie, Story
+from eqcheck.core.explanation.notice import InternalError, Notice, with_kinds
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.result.claims import Unreached
+from eqcheck.core.result.findings import LawEvidence, OtherCase
+from eqcheck.core.result.outcome import NearTie, Story
 
 FORMAT: Final = "eqcheck-report/2"
 SCHEMA = Path(__file__).with_name("report.schema.json")

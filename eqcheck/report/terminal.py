@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from eqcheck.explanation.layout import columns, lines, table, wrapped
-from eqcheck.explanation.records import many
-from eqcheck.explanation.statements import needs_named
-from eqcheck.explanation.text import WIDTH, Part, kinds_known, laid_out, meaning, parts
+from eqcheck.core.explanation.layout import columns, lines, table, wrapped
+from eqcheck.core.explanation.records import many
+from eqcheck.core.explanation.statements import needs_named
+from eqcheck.core.explanation.text import WIDTH, Part, kinds_known, laid_out, meaning, parts
 from eqcheck.report.content import STANDING, Content, matrix_table
 from eqcheck.report.schema import Report, ReportedViolation
 

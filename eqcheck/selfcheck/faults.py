@@ -17,10 +17,8 @@ from typing import Any, TypeVar, Union
 
 import torch
 
-from eqcheck.attribution.losses import all_losses, all_warnings
-from eqcheck.attribution.witnesses import second_opinion, variants
-from eqcheck.campaign.events import CaseDone, Listener
-from eqcheck.case.record import Case
+from eqcheck.audit.events import CaseDone, Listener
+from eqcheck.audit.workers.serve import begin_child
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.engines.builds import HEAD_BUILDS
 from eqcheck.catalogue.engines.engine import Rows
@@ -29,16 +27,18 @@ from eqcheck.catalogue.faults.conjunctions import RARE, Answered, recording
 from eqcheck.catalogue.faults.fault import SEED
 from eqcheck.contract.decoders import CLAIMED, PADDING_SIDES, Request
 from eqcheck.contract.family import LLAMA
-from eqcheck.decoding.harness import run
-from eqcheck.decoding.run import Run
-from eqcheck.explanation.notice import kind_of
-from eqcheck.explanation.records import Explanation
-from eqcheck.lanes.transparent.search import CHUNK, Source
-from eqcheck.oracle.check import judge
-from eqcheck.result.outcome import Loss
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.notice import kind_of
+from eqcheck.core.explanation.records import Explanation
+from eqcheck.core.result.outcome import Loss
 from eqcheck.selfcheck.memory import MemoryResult, memory_checks
 from eqcheck.selfcheck.samplers import SampledResult, named_as_planted, sampled_checks
-from eqcheck.workers.serve import begin_child
+from eqcheck.transparent.attribution.lost_drafts import all_losses, all_warnings
+from eqcheck.transparent.attribution.witnesses import second_opinion, variants
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.decoding.run import Run
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import CHUNK, Source
 
 MOST_CASES = 400  # a fault not caught by then is missed
 JUDGED = 6  # cases of each fault whose attribution is scored

@@ -13,8 +13,8 @@ from eqcheck.catalogue.engines.builds import BUILDS
 from eqcheck.catalogue.faults import LEAKS
 from eqcheck.catalogue.faults.leaks import KEEPING
 from eqcheck.contract.decoders import Decoder
-from eqcheck.explanation.notice import kind_of
-from eqcheck.memory.probe import probe_case, try_memory
+from eqcheck.core.explanation.notice import kind_of
+from eqcheck.transparent.memory.probe import probe_case, try_memory
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from functools import partial
 import torch
 from tabulate import tabulate
 
-from eqcheck.campaign.loop import Campaign
+from eqcheck.audit.loop import Campaign
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_BUILDS, SAMPLED_FAULTS
 from eqcheck.catalogue.samplers.engine import sampler
 from eqcheck.contract.decoders import Decoder
-from eqcheck.lanes.sampling.judge import SampledOutcome
-from eqcheck.lanes.sampling.lane import SampledLane
-from eqcheck.lanes.sampling.transparent import TransparentTarget
-from eqcheck.result.findings import Options
+from eqcheck.core.result.findings import Options
+from eqcheck.sampling.judge import SampledOutcome
+from eqcheck.sampling.lane import SampledLane
+from eqcheck.sampling.transparent_target import TransparentTarget
 
 CASES = 40  # of one audit, about 3,000 tokens; no time limit, or a slow machine would name less
 TO_NAME = 140  # cases of a fault: it is seen much sooner, and then named

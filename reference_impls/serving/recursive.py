@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from eqcheck.contract.trees import Nodes
-from eqcheck.truth.law import law
+from eqcheck.core.law import law
 
 from .requests import Row
 from .sampling import drawn

@@ -1,6 +1,6 @@
 """Choose a round's tokens: greedily, by rejection sampling, or with noise that belongs to a position.
 
-A row whose options say a temperature above 0 is sampled from its law (`eqcheck.truth.law`); a greedy row beside it has
+A row whose options say a temperature above 0 is sampled from its law (`eqcheck.core.law`); a greedy row beside it has
 a law with all on one token, so both rules below choose that token. Rounds without a sampled row compute no law.
 
 ``noise="row"`` is rejection sampling (Leviathan and others, https://arxiv.org/abs/2211.17192; Chen and others,
@@ -30,7 +30,7 @@ import numpy.typing as npt
 import torch
 
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.truth.law import Asked, law
+from eqcheck.core.law import Asked, law
 
 from .requests import Row
 

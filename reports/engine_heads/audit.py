@@ -3,7 +3,7 @@
 PYTHON is the engine's. Each method decodes cases of one to eight rows with prompts and limits of their own, with three
 draft tokens a round, `mtp` with one. Every row is held against the target alone, in float64, but for near-ties. Then
 it samples the rows of other cases: their tokens are evidence against the law of the target
-(`eqcheck.sampling.wealth`). vLLM's sampler is wrong on a CPU, whatever drafts. So its rows are drawn a second time by an
+(`eqcheck.sampling.betting.wealth`). vLLM's sampler is wrong on a CPU, whatever drafts. So its rows are drawn a second time by an
 engine in which that is repaired. ``ENGINE.json`` is written.
 """
 
@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from eqcheck.sampling.laws import SampledRow
-from eqcheck.sampling.wealth import Wealth
-from eqcheck.truth.ties import bound
+from eqcheck.sampling.betting.laws import SampledRow
+from eqcheck.sampling.betting.wealth import Wealth
+from eqcheck.transparent.truth.ties import bound
 
 HERE = Path(__file__).parent
 CASES = 60

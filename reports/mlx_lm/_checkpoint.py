@@ -1,7 +1,7 @@
 # A copy, made by eqcheck 0.3.0.
 """The checkpoint that engines load, and how a script runs an engine on it, in one file that needs no eqcheck.
 
-eqcheck builds the checkpoint by this file, and `eqcheck.lanes.checkpoint.script` copies it as it is beside the scripts
+eqcheck builds the checkpoint by this file, and `eqcheck.engines.script` copies it as it is beside the scripts
 of an engine, whose functions lie in ``_engine.py`` there. So it imports nothing of eqcheck, and torch only where a
 model is made.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-VOCAB_SIZE, POSITIONS = 256, 2048  # those of `eqcheck.case.engine`
+VOCAB_SIZE, POSITIONS = 256, 2048  # those of `eqcheck.core.case.engine`
 _SEED, _SPREAD, _NOISE = 1, 0.3, 0.013
 
 

@@ -1,7 +1,7 @@
 # A copy, made by eqcheck 0.3.0.
 """The evidence of a stand-alone script: fewer bets than an audit has, on one request that is drawn again and again.
 
-`eqcheck.lanes.checkpoint.script` copies this file and its imports beside the scripts of an engine.
+`eqcheck.engines.script` copies this file and its imports beside the scripts of an engine.
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pages import HOSTILE, a_story, filled, many_causes, told
 
+from eqcheck.core.result.findings import OtherCase
 from eqcheck.report.compare import compare
 from eqcheck.report.page import compared_to_html, to_html
-from eqcheck.result.findings import OtherCase
 
 Opened = Callable[..., Any]
 WIDTHS = (400, 1600)

@@ -20,14 +20,14 @@ from typing import Any
 import pytest
 from as_data import to_dict
 
-from eqcheck.campaign import cluster, shards
-from eqcheck.campaign.cluster import Cluster, ClusterCampaign, check_answers
-from eqcheck.campaign.events import CaseDone, Event
-from eqcheck.campaign.shards import merged, read
+from eqcheck.audit import cluster, shards
+from eqcheck.audit.cluster import Cluster, ClusterCampaign, check_answers
+from eqcheck.audit.events import CaseDone, Event
+from eqcheck.audit.shards import merged, read
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError
-from eqcheck.result.findings import Audit, Options
+from eqcheck.core.result.findings import Audit, Options
 
 os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_TQDM_PATCH_PRINT": "0"}
 ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'eqcheck[ray]'")
@@ -120,8 +120,8 @@ def test_a_coordinator_that_dies_goes_on_from_what_is_stored(nodes: Any, tmp_pat
         "import sys\n"
         "from pathlib import Path\n"
         "from eqcheck.contract import registry\n"
-        "from eqcheck.campaign import cluster\n"
-        "from eqcheck.result.findings import Options\n"
+        "from eqcheck.audit import cluster\n"
+        "from eqcheck.core.result.findings import Options\n"
         f"cluster.SHARD_CASES = {PER_SHARD}\n"
         "with cluster.Cluster(sys.argv[1]) as one:\n"
         f"    one.audit(registry.load(sys.argv[2]), Options(cases={OPTIONS.cases}, seed=2), Path(sys.argv[3]))\n"

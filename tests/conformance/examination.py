@@ -17,21 +17,28 @@ from pathlib import Path
 from random import Random
 
 import eqcheck
-from eqcheck.attribution.leak import of_sequence
-from eqcheck.attribution.reading import Reader
-from eqcheck.case.record import Case
+from eqcheck.audit.workers.fork import ForkWorker, forkable
+from eqcheck.audit.workers.worker import Limits, LocalWorker, Workers
 from eqcheck.contract.decoders import TAKEN, Decoder, Generate
 from eqcheck.contract.errors import printable
 from eqcheck.contract.profiles import CASE_TIMEOUT, WIDE, Profile
 from eqcheck.contract.requirements import refused
-from eqcheck.decoding.harness import run
-from eqcheck.drawing.cases import Chance, Choices
-from eqcheck.explanation.layout import columns
-from eqcheck.explanation.notice import InternalError, guarded
-from eqcheck.explanation.text import render
-from eqcheck.lanes.transparent.coverage import try_case
-from eqcheck.lanes.transparent.search import Source, merged
-from eqcheck.lanes.transparent.sequences import (
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.layout import columns
+from eqcheck.core.explanation.notice import InternalError, guarded
+from eqcheck.core.explanation.text import render
+from eqcheck.core.result.findings import ENOUGH_TO_CALL_STALE
+from eqcheck.core.result.outcome import HANG, HANGS_TO_GIVE_UP, Outcome
+from eqcheck.core.store.casefile import StoredViolation, case_of, command
+from eqcheck.core.store.corpus import kept
+from eqcheck.pytest_plugin import SEED
+from eqcheck.transparent.attribution.leak import of_sequence
+from eqcheck.transparent.attribution.reading import Reader
+from eqcheck.transparent.coverage import try_case
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.drawing import Chance, Choices
+from eqcheck.transparent.search import Source, merged
+from eqcheck.transparent.sequences import (
     MINIMISE_S,
     SEARCH_S,
     Fresh,
@@ -40,13 +47,6 @@ from eqcheck.lanes.transparent.sequences import (
     confirms,
     minimise,
 )
-from eqcheck.pytest_plugin import SEED
-from eqcheck.result.findings import ENOUGH_TO_CALL_STALE
-from eqcheck.result.outcome import HANG, HANGS_TO_GIVE_UP, Outcome
-from eqcheck.store.casefile import StoredViolation, case_of, command
-from eqcheck.store.corpus import kept
-from eqcheck.workers.fork import ForkWorker, forkable
-from eqcheck.workers.worker import Limits, LocalWorker, Workers
 
 Derive = Callable[[Case, Choices, Decoder], Case]
 Needs = dict[str, Callable[[Case], bool]]

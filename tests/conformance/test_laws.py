@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from eqcheck.case.record import Case
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.family import FAMILY
-from eqcheck.decoding.harness import truth_of
-from eqcheck.drawing.cases import VOCAB_SIZE, Choices
-from eqcheck.explanation.records import many
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.records import many
 from eqcheck.pytest_plugin import INTERNAL_ERRORS, KNOWN, PASSED_OVER, outdated, profile_of
+from eqcheck.transparent.decoding.harness import truth_of
+from eqcheck.transparent.drawing import VOCAB_SIZE, Choices
 
 from .examination import Derive, Examination, Found, Law, Needs
 

@@ -14,10 +14,10 @@ import pytest
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.options import SEEDS
 from eqcheck.contract.profiles import Bounds
-from eqcheck.explanation.layout import columns
-from eqcheck.explanation.text import render
+from eqcheck.core.explanation.layout import columns
+from eqcheck.core.explanation.text import render
+from eqcheck.core.result.findings import Audit, Options
 from eqcheck.pytest_plugin import INTERNAL_ERRORS, KNOWN, SEED, profile_of
-from eqcheck.result.findings import Audit, Options
 
 SECONDS = 10.0
 BETWEEN_ROWS = ("shared-noise", "reused-noise")
@@ -39,9 +39,9 @@ def sampled(decoder: Decoder, pytestconfig: pytest.Config) -> Audit:
 
 def _audited(decoder: Decoder, options: Options) -> Audit:
     # Half a second of imports, which a decoder that does not sample has no use for.
-    from eqcheck.campaign.loop import Campaign
-    from eqcheck.lanes.sampling.lane import SampledLane
-    from eqcheck.lanes.sampling.transparent import TransparentTarget
+    from eqcheck.audit.loop import Campaign
+    from eqcheck.sampling.lane import SampledLane
+    from eqcheck.sampling.transparent_target import TransparentTarget
 
     campaign = Campaign(SampledLane(decoder, options, TransparentTarget), lambda event: None)
     campaign.run()

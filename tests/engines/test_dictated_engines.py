@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck.checkpoints.dictation import ASKED, FEWER, OTHERS, PLAYED
+from eqcheck.audit.workers.interpreter import environment
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder
-from eqcheck.lanes.checkpoint.drawing import BLOCK, EngineCases
-from eqcheck.lanes.checkpoint.lane import worker
-from eqcheck.result.outcome import DictatedRounds
-from eqcheck.workers.interpreter import environment
+from eqcheck.core.result.outcome import DictatedRounds
+from eqcheck.engines.checkpoints.dictation import ASKED, FEWER, OTHERS, PLAYED
+from eqcheck.engines.drawing import BLOCK, EngineCases
+from eqcheck.engines.lane import worker
 
 PLANTED = """
 import eqcheck

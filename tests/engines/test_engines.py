@@ -18,17 +18,17 @@ from signal import SIGABRT, SIGKILL
 import pytest
 from committed import committed
 
-from eqcheck.campaign.loop import audit
-from eqcheck.checkpoints.models import checkpoint
+from eqcheck.audit.loop import audit
+from eqcheck.audit.workers.interpreter import environment
 from eqcheck.cli import main
 from eqcheck.contract import registry
-from eqcheck.lanes.checkpoint.drawing import EngineCases
-from eqcheck.lanes.checkpoint.lane import worker as worker_of
-from eqcheck.lanes.sampling.checkpoint import CheckpointTarget
-from eqcheck.lanes.sampling.judge import Gathered
-from eqcheck.lanes.sampling.lane import SampledLane
-from eqcheck.result.findings import Options
-from eqcheck.workers.interpreter import environment
+from eqcheck.core.result.findings import Options
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.drawing import EngineCases
+from eqcheck.engines.lane import worker as worker_of
+from eqcheck.sampling.engine_target import CheckpointTarget
+from eqcheck.sampling.judge import Gathered
+from eqcheck.sampling.lane import SampledLane
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ("openvino_genai", "vllm", "mlx_vlm", "llama_cpp")

@@ -7,13 +7,13 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from eqcheck.case.engine import EngineCase, EngineRow
+from eqcheck.audit.workers.interpreter import environment
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder, RowOptions
-from eqcheck.lanes.checkpoint.drawing import EngineCases
-from eqcheck.lanes.checkpoint.lane import worker
-from eqcheck.lanes.checkpoint.outcome import EngineOutcome, abduced, explain
-from eqcheck.workers.interpreter import environment
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.engines.drawing import EngineCases
+from eqcheck.engines.engine_outcome import EngineOutcome, abduced, explain
+from eqcheck.engines.lane import worker
 
 # The engine's own switch for benchmarks: each draft token is accepted by chance, whatever the target says.
 UNVERIFIED = """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.checkpoints.models import checkpoint
+from eqcheck.audit.workers.interpreter import environment
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.lanes.checkpoint.lane import worker
-from eqcheck.workers.interpreter import environment
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.lane import worker
 
 
 def test_a_request_that_goes_on_from_a_drafted_one_is_wrong() -> None:

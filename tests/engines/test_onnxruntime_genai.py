@@ -7,12 +7,12 @@ from itertools import islice
 
 import pytest
 
-from eqcheck.campaign.loop import audit
+from eqcheck.audit.loop import audit
+from eqcheck.audit.workers.interpreter import environment
 from eqcheck.contract import registry
-from eqcheck.lanes.checkpoint.drawing import EngineCases
-from eqcheck.lanes.checkpoint.lane import worker
-from eqcheck.result.findings import Options
-from eqcheck.workers.interpreter import environment
+from eqcheck.core.result.findings import Options
+from eqcheck.engines.drawing import EngineCases
+from eqcheck.engines.lane import worker
 
 GREEDY = ("logprobs", "min-new-tokens", "ngram", "prefix-caching", "repetition-penalty", "row-eos", "row-limits")
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.checkpoints.models import checkpoint
+from eqcheck.audit.workers.interpreter import environment
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.lanes.checkpoint.lane import worker
-from eqcheck.lanes.checkpoint.outcome import abduced, explain
-from eqcheck.workers.interpreter import environment
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.engine_outcome import abduced, explain
+from eqcheck.engines.lane import worker
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-vllm" / "bin" / "python"

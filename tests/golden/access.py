@@ -19,7 +19,6 @@ from clock import CHECKPOINT, TRANSPARENT, Clock
 from pairs import PAIRS
 
 from eqcheck import cli
-from eqcheck.attribution.losses import all_warnings
 from eqcheck.catalogue import BUILDS, PLANTED
 from eqcheck.catalogue.engines.builds import HEAD_BUILDS
 from eqcheck.catalogue.faults import HEAD_FAULTS, LEAKS
@@ -28,13 +27,14 @@ from eqcheck.catalogue.samplers.engine import sampler
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.kinds import FINGERPRINTS
-from eqcheck.lanes.sampling import judge
-from eqcheck.lanes.transparent.coverage import try_case
+from eqcheck.core.result.findings import LawEvidence
+from eqcheck.core.store.casefile import read_case
 from eqcheck.report import load
 from eqcheck.report.markdown import to_markdown
-from eqcheck.result.findings import LawEvidence
-from eqcheck.sampling.wealth import Wealth
-from eqcheck.store.casefile import read_case
+from eqcheck.sampling import judge
+from eqcheck.sampling.betting.wealth import Wealth
+from eqcheck.transparent.attribution.lost_drafts import all_warnings
+from eqcheck.transparent.coverage import try_case
 from golden import settled
 
 __all__ = ["FINGERPRINTS", "ready", "report_as_markdown", "run", "told"]
@@ -83,7 +83,7 @@ def ready() -> None:
     patch.setattr(Wealth, "supremum", property(_shown))
     patch.setattr(judge, "LawEvidence", _evidence)
     torch.set_num_threads(1)
-    multiprocessing.set_forkserver_preload(["eqcheck.workers.server", SPEC, try_case.__module__])
+    multiprocessing.set_forkserver_preload(["eqcheck.audit.workers.server", SPEC, try_case.__module__])
     forkserver.ensure_running()
     # Long after its beginning: the first word on causes is printed at once, as by a clock that has run for a while.
     Clock(1e6).put(patch, dict.fromkeys([*TRANSPARENT, *CHECKPOINT, "report.progress"]))

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from eqcheck.case.record import Case
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import CLAIMED, PADDING_SIDES
-from eqcheck.decoding.harness import models, truth_of
-from eqcheck.lanes.transparent.coverage import try_case
-from eqcheck.lanes.transparent.search import CHUNK, Source
-from eqcheck.truth import continuation as alone
+from eqcheck.core.case.record import Case
+from eqcheck.transparent.coverage import try_case
+from eqcheck.transparent.decoding.harness import models, truth_of
+from eqcheck.transparent.search import CHUNK, Source
+from eqcheck.transparent.truth import continuation as alone
 
 ROUNDS = 10
 EQSPEC = registry.load("eqspec").function

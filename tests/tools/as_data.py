@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from eqcheck.core.result.findings import Audit
 from eqcheck.report import build
 from eqcheck.report.schema import from_builtins, to_builtins
 from eqcheck.report.terminal import summary
-from eqcheck.result.findings import Audit
 
 
 def to_dict(result: Audit, folder: Path) -> dict[str, Any]:

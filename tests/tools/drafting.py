@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from eqcheck.attribution.losses import draft_losses
-from eqcheck.case.record import Case
 from eqcheck.catalogue.engines.batch import Holes, Realigned, RolledBack
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows, left_padded
 from eqcheck.catalogue.engines.lines import Continuous
 from eqcheck.catalogue.engines.rows import PerRow, Uncached
 from eqcheck.contract.cache_names import cache_of
 from eqcheck.contract.decoders import Request
-from eqcheck.decoding.harness import run
-from eqcheck.oracle.check import judge
-from eqcheck.result.outcome import Loss
+from eqcheck.core.case.record import Case
+from eqcheck.core.result.outcome import Loss
+from eqcheck.transparent.attribution.lost_drafts import draft_losses
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.oracle.check import judge
 
 
 def losses_and_rounds(engine: type[RoundEngine], case: Case) -> tuple[Counter[Loss], int]:

@@ -16,12 +16,12 @@ from grammar_faults import BUILDS, CLAIMS, FAULTS, Checked, Free, engine
 from grammar_unseen import UNSEEN
 
 import eqcheck
-from eqcheck.case.engine import EngineCase
-from eqcheck.checkpoints.judge import Judge
-from eqcheck.lanes.checkpoint.drawing import EngineCases
-from eqcheck.lanes.checkpoint.investigate import Investigation
-from eqcheck.lanes.checkpoint.outcome import judged
-from eqcheck.result.outcome import Outcome
+from eqcheck.core.case.engine import EngineCase
+from eqcheck.core.result.outcome import Outcome
+from eqcheck.engines.checkpoints.row_judge import Judge
+from eqcheck.engines.drawing import EngineCases
+from eqcheck.engines.engine_outcome import judged
+from eqcheck.engines.investigate import Investigation
 
 JUDGE = Judge("float64")
 MOST = 120  # cases until a fault is to be caught

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import eqcheck
-from eqcheck.case.engine import EngineRow
-from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.truth import FunctionTruth
 from eqcheck.contract.decoders import Request, RowOptions
+from eqcheck.core.case.engine import EngineRow
+from eqcheck.engines.checkpoints.continuations import FunctionTruth
+from eqcheck.engines.checkpoints.folders import checkpoint
 
 IDS = frozenset(range(256))
 CLAIMS = ("row-limits", "row-eos", "grammar")

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from option_faults import FAULTS, Rounds, Together
 
-from eqcheck.abduction import Abduced, Evidence, abduce_options
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.checkpoints.judge import Judge, truth
-from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.truth import row_with
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.lanes.checkpoint.drawing import alike
-from eqcheck.lanes.checkpoint.option_effects import CHANGING
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.engines.abduction import Abduced, Evidence, abduce_options
+from eqcheck.engines.checkpoints.continuations import row_with
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.checkpoints.row_judge import Judge, truth
+from eqcheck.engines.drawing import alike
+from eqcheck.engines.option_effects import CHANGING
 
 # The fault, the option, and the edit that says it. Where a draft applies options, what it proposes is right for the
 # target with them, so that options which only the bonus has are missed at corrections alone.

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import eqcheck
-from eqcheck.case.engine import EngineRow
-from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.truth import FunctionTruth, at_place
 from eqcheck.contract.decoders import Request, RowOptions
 from eqcheck.contract.options import SCORING
+from eqcheck.core.case.engine import EngineRow
+from eqcheck.engines.checkpoints.continuations import FunctionTruth, at_place
+from eqcheck.engines.checkpoints.folders import checkpoint
 
 CLAIMS = ("row-limits", "row-eos", "min-new-tokens", "presence-penalty", "repetition-penalty")
 NEW = ("frequency-penalty", "logit-bias", "bad-words", "allowed-ids", "no-repeat-ngram-size")

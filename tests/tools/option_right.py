@@ -21,16 +21,16 @@ import numpy as np
 import torch
 
 import eqcheck
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.checkpoints import dictation
-from eqcheck.checkpoints.judge import Judge, truth
-from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.truth import FunctionTruth
-from eqcheck.construction.function import VOCABULARY
 from eqcheck.contract.completion import apart
 from eqcheck.contract.decoders import CAPABILITIES, Request, RowOptions
-from eqcheck.lanes.checkpoint.drawing import EngineCases
-from eqcheck.lanes.checkpoint.outcome import judged
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.engines.checkpoints import dictation
+from eqcheck.engines.checkpoints.continuations import FunctionTruth
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.checkpoints.row_judge import Judge, truth
+from eqcheck.engines.construction.function import VOCABULARY
+from eqcheck.engines.drawing import EngineCases
+from eqcheck.engines.engine_outcome import judged
 from eqcheck.selfcheck.faults import in_processes
 
 SAMPLED = {"temperature", "top-k", "top-p", "min-p", "seeds"}

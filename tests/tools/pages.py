@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from eqcheck.core.result.outcome import DrawnCall, DrawnQuery, DrawnRound, DrawnRow, DrawnSlot, Story
 from eqcheck.report import load
 from eqcheck.report.schema import Report, from_builtins, to_builtins
-from eqcheck.result.outcome import DrawnCall, DrawnQuery, DrawnRound, DrawnRow, DrawnSlot, Story
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = "<img src=x onerror=alert(1)></p></script></style>\"'><b>\x1b[2J\x07\u202e{{ 7*7 }}\ud800"

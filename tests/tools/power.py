@@ -11,16 +11,16 @@ from functools import partial
 import torch
 
 from eqcheck import __version__
-from eqcheck.campaign.loop import Campaign
+from eqcheck.audit.lane import lanes_of
+from eqcheck.audit.loop import Campaign
 from eqcheck.catalogue import FAULTS
 from eqcheck.catalogue.samplers import SAMPLED_BUILDS, SAMPLED_FAULTS
 from eqcheck.contract.profiles import Profile, profile
-from eqcheck.decoding.harness import run
-from eqcheck.lanes.lane import lanes_of
-from eqcheck.lanes.transparent.search import CHUNK, Source
-from eqcheck.oracle.check import judge
-from eqcheck.result.findings import Options
+from eqcheck.core.result.findings import Options
 from eqcheck.selfcheck.faults import in_processes
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.search import CHUNK, Source
 
 
 def greedy(asked: Profile, number: int) -> tuple[str, int | None]:

@@ -21,13 +21,13 @@ from served.faults import FAULTS as SEEN
 from served.score import decoded
 
 from eqcheck import __version__
+from eqcheck.audit.lane import lanes_of
 from eqcheck.catalogue import FAULTS
 from eqcheck.contract.profiles import profile
-from eqcheck.decoding.harness import run
-from eqcheck.lanes.lane import lanes_of
-from eqcheck.oracle.check import judge
-from eqcheck.result.findings import Options
+from eqcheck.core.result.findings import Options
 from eqcheck.selfcheck.faults import in_processes
+from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.oracle.check import judge
 
 
 def caught_at(number: int, name: str = "ci", most: int | None = None) -> int | None:

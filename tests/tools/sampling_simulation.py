@@ -17,9 +17,9 @@ import numpy as np
 from simulated_faults import FAULTS, RIGHT, Fault
 from simulated_samplers import REGIMES, Options, Sampler, World, as_case, decode
 
-from eqcheck.lanes.sampling.drawing import DRAWN
-from eqcheck.sampling.laws import Floats, SampledRow
-from eqcheck.sampling.wealth import PORTFOLIO, VIOLATION, Wealth
+from eqcheck.sampling.betting.laws import Floats, SampledRow
+from eqcheck.sampling.betting.wealth import PORTFOLIO, VIOLATION, Wealth
+from eqcheck.sampling.drawing import DRAWN
 
 WEIGHTS = {name: regime.share for name, regime in DRAWN.items()}
 AUDIT, ROWS, LENGTH = 2500, 5, 25

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
-from eqcheck.abduction import Evidence, abduce
-from eqcheck.case.engine import VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.catalogue import BUILDS, FAULTS, Fault
 from eqcheck.catalogue.faults import DEVELOPED
-from eqcheck.checkpoints.judge import truth
-from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoders import Decoder, RowOptions
 from eqcheck.contract.family import LLAMA
+from eqcheck.core.case.engine import VOCAB_SIZE, EngineCase, EngineRow
+from eqcheck.engines.abduction import Evidence, abduce
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.checkpoints.row_judge import truth
 from eqcheck.selfcheck.faults import in_processes
 
 MOST_CASES = 40  # a fault not caught by then is missed

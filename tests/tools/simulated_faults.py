@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from simulated_samplers import Bonus, Column, Options, Sampler, Verify, bonus_of, draw, positive, speculative
 
-from eqcheck.sampling.laws import Bools, Floats, Ints
+from eqcheck.sampling.betting.laws import Bools, Floats, Ints
 
 
 def one_hot(s: Column) -> Floats:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from eqcheck.sampling.laws import Bools, Floats, Ints, SampledRow
+from eqcheck.sampling.betting.laws import Bools, Floats, Ints, SampledRow
 
 Options = tuple[float, int, float]  # temperature, top-k (0: none), top-p (1: none)
 

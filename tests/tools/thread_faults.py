@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 import eqcheck
-from eqcheck.case.engine import EngineRow
-from eqcheck.checkpoints.judge import truth
-from eqcheck.checkpoints.models import checkpoint
-from eqcheck.checkpoints.truth import FunctionTruth
 from eqcheck.contract.decoders import Request, RowOptions
+from eqcheck.core.case.engine import EngineRow
+from eqcheck.engines.checkpoints.continuations import FunctionTruth
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.checkpoints.row_judge import truth
 
 Cut = tuple[int, str, tuple[int, ...] | None]  # kept tokens of a block, why the row ends there (or ""), the stop
 

@@ -20,10 +20,10 @@ from option_right import CLAIMS
 from thread_faults import BUILDS, FAULTS, Fault, broken
 
 import eqcheck
-from eqcheck.campaign.loop import audit
+from eqcheck.audit.loop import audit
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Request
-from eqcheck.result.findings import Audit, Options
+from eqcheck.core.result.findings import Audit, Options
 from eqcheck.selfcheck.faults import in_processes
 
 KINDS = ("full", "window")

@@ -29,19 +29,19 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import eqcheck
-from eqcheck.campaign.loop import audit
-from eqcheck.case.engine import EngineCase, EngineRow
-from eqcheck.case.sampling import SampledEngineCase
-from eqcheck.checkpoints.judge import Judge
+from eqcheck.audit.loop import audit
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder, RowOptions
 from eqcheck.contract.errors import CaseError, UsageError
-from eqcheck.explanation.text import render
-from eqcheck.lanes.checkpoint.outcome import abduced, explain, judged
-from eqcheck.lanes.sampling.judge import judged as judged_sampled
+from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.case.sampling import SampledEngineCase
+from eqcheck.core.explanation.text import render
+from eqcheck.core.result.findings import Options
+from eqcheck.engines.checkpoints.row_judge import Judge
+from eqcheck.engines.engine_outcome import abduced, explain, judged
 from eqcheck.report.build import write
 from eqcheck.report.terminal import summary
-from eqcheck.result.findings import Options
+from eqcheck.sampling.judge import judged as judged_sampled
 
 LANES = ("transparent", "sampling", "checkpoint", "checkpoint-sampling", "pytest")
 
@@ -325,7 +325,7 @@ def _as_before() -> Iterator[None]:
 
 def failures(lane: str, program: Any) -> list[str]:
     """What eqcheck itself got wrong about a decoder, or about an answer; empty if all is well."""
-    with _as_before(), mock.patch("eqcheck.lanes.transparent.sequences.MINIMISE_S", 0.3):
+    with _as_before(), mock.patch("eqcheck.transparent.sequences.MINIMISE_S", 0.3):
         if lane in ("transparent", "sampling"):
             return _in_audit(program, ("temperature",) if lane == "sampling" else ())
         if lane == "pytest":

@@ -22,10 +22,10 @@ from pathlib import Path
 
 import ray
 
-from eqcheck.campaign import cluster, shards
-from eqcheck.campaign.shards import Shard, merged
+from eqcheck.audit import cluster, shards
+from eqcheck.audit.shards import Shard, merged
 from eqcheck.contract import registry
-from eqcheck.result.findings import Options
+from eqcheck.core.result.findings import Options
 
 ADAPTER = """
 import eqcheck

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.pair import load
-from eqcheck.case.record import Case
+from eqcheck.core.case.record import Case
 
 tree, ragged, rounds, serving = (
     import_module(f"eqcheck.reference_impls.{name}") for name in ("tree", "ragged", "serving.rounds", "serving")

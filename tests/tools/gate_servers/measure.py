@@ -28,7 +28,7 @@ import torch
 
 from benchmarks import pair
 from eqcheck.cli import main as eqcheck
-from eqcheck.truth.evidence import CROSSES
+from eqcheck.transparent.truth.rounding_evidence import CROSSES
 from gate_servers.engine import FAULTS, Engine
 from gate_servers.server import Text, served, weights
 
@@ -162,7 +162,7 @@ def cases(asked: argparse.Namespace) -> list[Case]:
 def run(made: Sequence[Case], jobs: int) -> Iterator[tuple[Case, Answer]]:
     """Each case with its answer, as they end; an interrupt ends the others."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gate_servers.server", "eqcheck.gate.report", "transformers"])
+    context.set_forkserver_preload(["gate_servers.server", "eqcheck.gate.gate_report", "transformers"])
     with ProcessPoolExecutor(jobs, context, max_tasks_per_child=1) as pool:
         futures = {pool.submit(gated, case): case for case in made}
         try:

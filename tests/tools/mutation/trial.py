@@ -19,14 +19,14 @@ from typing import Any
 
 import torch
 
-from eqcheck.campaign.loop import audit
-from eqcheck.case.record import Case
+from eqcheck.audit.loop import audit
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder
-from eqcheck.explanation.text import render
-from eqcheck.lanes.transparent.coverage import try_case
-from eqcheck.lanes.transparent.search import CHUNK, Source
-from eqcheck.result.findings import Options
+from eqcheck.core.case.record import Case
+from eqcheck.core.explanation.text import render
+from eqcheck.core.result.findings import Options
+from eqcheck.transparent.coverage import try_case
+from eqcheck.transparent.search import CHUNK, Source
 from mutation import real
 from mutation.mutator import ENGINES, FOLDER, Mutant, files, outside_functions
 

@@ -13,8 +13,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from eqcheck.abduction.queries import looked_up
 from eqcheck.contract.decoders import Request
+from eqcheck.engines.abduction.queries import looked_up
 from served.memory import Feed, Memory, Row, wrap
 
 _LOADED: dict[tuple[str, str], Any] = {}

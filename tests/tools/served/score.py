@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from eqcheck.abduction import abduce
-from eqcheck.case.engine import VOCAB_SIZE, EngineCase, EngineRow
-from eqcheck.checkpoints import dictation
-from eqcheck.checkpoints.judge import Judge
-from eqcheck.checkpoints.models import checkpoint
 from eqcheck.contract.decoders import RowOptions
-from eqcheck.lanes.checkpoint.drawing import alike
-from eqcheck.lanes.checkpoint.outcome import EngineOutcome, common, evidence, judged, wrong_token
+from eqcheck.core.case.engine import VOCAB_SIZE, EngineCase, EngineRow
+from eqcheck.engines.abduction import abduce
+from eqcheck.engines.checkpoints import dictation
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.checkpoints.row_judge import Judge
+from eqcheck.engines.drawing import alike
+from eqcheck.engines.engine_outcome import EngineOutcome, common, evidence, judged, wrong_token
 from served.builds import DTYPE, ENGINES, KINDS
 from served.engine import Engine
 from served.fault import Fault

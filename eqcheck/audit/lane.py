@@ -1,0 +1,321 @@
+"""A lane is one kind of evidence about a decoder; and which lanes a decoder is audited in.
+
+A new lane is a folder beside this module, a function in `LANES`, its `conclusions`, and a name in `lanes_of`; its case
+is named in `eqcheck.core.store.casefile`. It is imported when it is needed: reading a case or a report imports no
+model.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from eqcheck.contract.decoders import Decoder
+from eqcheck.contract.family import FAMILY, LLAMA
+from eqcheck.contract.options import SCORING
+from eqcheck.contract.profiles import Draw
+from eqcheck.contract.requirements import unmet
+from eqcheck.core.result.claims import Claim, Unreached, untested
+from eqcheck.core.result.findings import Audit, Finding, Options
+from eqcheck.core.result.outcome import DrawnDecode, Outcome
+
+if TYPE_CHECKING:
+    from eqcheck.audit.workers.worker import TryCase, Workers
+
+REPEATS = 3  # so many times a failing case is decoded again before its failure is believed
+MOST_LOOKED_AT = 60  # cases that are drawn, and not decoded, to say how many a claim takes
+LESS = ("float16", "bfloat16")  # than float32
+EXACT_LAW = "full"  # the checkpoint on which rows of such engines sample
+
+
+class Lane(ABC):
+    """One kind of evidence for one audit: it draws, judges, explains, and concludes. The loop does the rest.
+
+    ``result`` is where the campaign keeps what it finds; ``running`` decodes and judges cases. ``total`` is how many
+    cases will be drawn, None where what is seen decides. Cases are drawn in this ``share`` of a time budget, or for
+    so many ``seconds`` where neither time nor cases are given. ``sampled``: the answers of a decoder need not repeat.
+    ``conditional``: what a finding needs beside its symptom is known only when its case was looked into. ``begun`` is
+    when the first case was drawn, on the monotonic clock. ``on_loading`` is called with the name of a checkpoint
+    that takes long to be loaded, ``on_step`` with each step (`eqcheck.audit.events.Step`) that may take seconds, and
+    what it is about. ``lanes`` are the names of all lanes of the audit.
+
+    A lane takes from the options what it needs when it is made, and hands them to its result, and to nothing else.
+    ``fixed``: a profile says which cases are drawn, whatever is claimed.
+    """
+
+    share: float = 1.0
+    seconds: float = float("inf")
+    sampled: ClassVar[bool] = False
+    conditional: ClassVar[bool] = False
+    result: Audit
+    running: Workers
+
+    def __init__(self, decoder: Decoder, options: Options) -> None:
+        from eqcheck.audit.workers.worker import Limits
+
+        self.decoder = decoder
+        self.total, self.budget, self.fixed = options.cases, options.budget, options.profile is not None
+        self.isolate, self.jobs = options.isolate, options.jobs
+        self.limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
+        self.on_loading: Callable[[str], None] = lambda name: None
+        self.on_step: Callable[[str, str], None] = lambda step, subject: None
+        self.begun = time.monotonic()
+        self.lanes: tuple[str, ...] = ()
+
+    def decoding(self, task: TryCase, jobs: int = 1, said: list[str] | None = None) -> AbstractContextManager[Workers]:
+        """Workers that decode cases and judge them by this ``task``; ``said``, or else the result, gets warnings."""
+        from eqcheck.audit.workers.fork import decoding
+
+        return decoding(
+            self.decoder,
+            self.limits,
+            task,
+            self.result.warnings if said is None else said,
+            isolate=self.isolate,
+            jobs=jobs,
+        )
+
+    @abstractmethod
+    def drawing(self) -> AbstractContextManager[object]:
+        """Set the decoder up, for cases to be decoded and judged by ``running``."""
+
+    @abstractmethod
+    def cases(self) -> Iterator[Any]:
+        """The cases to decode, drawn as they are asked for; the same for the same options."""
+
+    @property
+    def evidence(self) -> tuple[int, float]:
+        """The sampled tokens so far, and the decimal logarithm of what they say against the target's distribution."""
+        return 0, 0.0
+
+    def claimed(self) -> list[Claim]:
+        """The claims of the decoder that the cases of this lane are to test, in so far as any of them can."""
+        return []
+
+    def goes_on(self, drawn: int) -> bool:
+        """Return whether to draw a case after so many, which are all that were to be drawn: what is seen is unclear."""
+        return False
+
+    def drawn_anew(self) -> Iterator[Any]:
+        """The cases of `cases` from the first one on, whatever was decoded: to count how many a claim takes."""
+        return self.cases()
+
+    def unreached(self) -> list[Unreached]:
+        """The claims that no drawn case tested, each with the cases of a whole audit that it takes."""
+        left = [claim for claim in self.claimed() if not self.result.tally.tested[claim]]
+        if not left or self.fixed:
+            return [Unreached(claim, None) for claim in left]
+        cases = (case for case in self.drawn_anew() if not unmet(case, self.decoder.requires))
+        found, name = untested(left, islice(cases, MOST_LOOKED_AT)), self.result.lane
+        lanes = self.lanes or (name,)
+        return [one if one.cases is None else replace(one, cases=total_for(name, one.cases, lanes)) for one in found]
+
+    def asks(self, case: Any) -> bool:
+        """Return whether a stored case is one of this lane that the options allow;
+        cases of other checkpoints are not.
+        """
+        if case.lane != self.result.lane or case.family not in self.result.families:
+            return False
+        if not case.checkpoint:
+            return True
+        from eqcheck.engines.checkpoints.folders import known
+
+        return known(case.checkpoint)
+
+    @abstractmethod
+    def explain(self, outcome: Outcome, group: list[Outcome], left: Callable[[], float]) -> list[Finding] | None:
+        """The findings of a failing case, confirmed and made small; None if it does not fail time and again.
+
+        ``group`` are the cases like it; ``left`` says how many seconds there are.
+        """
+
+    @abstractmethod
+    def again(self, case: Any, calls: bool) -> tuple[Outcome, DrawnDecode | str]:
+        """A stored case decoded by a new instance of the decoder, explained; with ``calls``, every call, or why none.
+
+        Declined is what the decoder does not take, too; raises `UsageError` where the lane cannot decode the case.
+        """
+
+    @abstractmethod
+    def conclude(self) -> None:
+        """Take from all outcomes into ``result`` what its counts do not hold, and what takes decoding."""
+
+    def settling(self, check: Callable[[], None]) -> AbstractContextManager[object]:
+        """Set up what confirms failures; ``check`` raises ``KeyboardInterrupt`` where the user wants an end."""
+        return nullcontext()
+
+    def condition(self, case: Any) -> tuple[str, ...]:
+        """The options of a case that set it apart from other cases of the same symptom."""
+        return ()
+
+    def rank(self, outcome: Outcome) -> tuple[int, ...]:
+        """The place of a case in its group: a stored case comes first if it is small, and last if it is not."""
+        return not outcome.minimal, not outcome.drawn
+
+    def telling(self, group: list[Outcome]) -> list[Outcome]:
+        """The cases of a group to look into before all others, as long as none of them `tells` why it fails."""
+        return []
+
+    def tells(self, outcome: Outcome) -> bool:
+        """Return whether a case says by itself why it fails."""
+        return True
+
+    def counted(self, outcome: Outcome) -> int | None:
+        """The number of the finding that a failing case counts with; None: it has to be looked into."""
+        return self.result.explained_by(outcome)
+
+    def repeats(self, outcome: Outcome) -> bool:
+        """Return whether a case gives the same answer each time it is decoded; one that is sampled,
+        whether it fails again.
+        """
+        if self.sampled:
+            tried = [self.running.try_case(outcome.case) for _ in range(REPEATS)]
+            return any(again.symptom == outcome.symptom for again in tried)
+        return all(self.running.try_case(outcome.case).repeats(outcome) for _ in range(REPEATS))
+
+    def unsettled(self, outcome: Outcome, why: str = "") -> Finding:
+        """The finding of a failing case that was not looked into, or did not fail again: ``why`` it has no cause."""
+        assert outcome.explanation is not None
+        return Finding(
+            outcome,
+            outcome.explanation,
+            standing="violation" if self.result.claims(outcome.case) else "discovery",
+            seen=(outcome.symptom,),
+            stored=not outcome.drawn,
+            minimised=outcome.minimal,
+        )
+
+
+OF_SAMPLED_ROWS = ("temperature", "top-k", "top-p", "min-p", "seeds")
+"""Capabilities that are tested where rows are sampled."""
+ROW_OPTIONS = {"row-limits", "row-eos", *(name.replace("_", "-") for name in SCORING)}
+"""Capabilities of which cases on the transparent target have none: rows with these options decode a checkpoint."""
+_BESIDE = 3  # for so many cases of the transparent target one on a checkpoint, which takes as long as some of these
+_MOST_SAMPLED = 400  # cases: with fewer of them there are as many tokens as are ever counted
+
+
+def shares(cases: int, lanes: Sequence[str]) -> list[int]:
+    """Return how many of the cases of an audit each of its lanes draws: all of them together, and no more.
+
+    >>> shares(60, ["transparent", "sampling", "checkpoint"]), shares(1, ["transparent", "sampling"])
+    ([27, 25, 8], [1, 0])
+    """
+    first, *others = lanes
+    weights = [1 if (lane, first) == ("checkpoint", "transparent") else _BESIDE for lane in lanes]
+    mine = [max(1, cases * weight // sum(weights)) for weight in weights[1:]]
+    mine = [
+        min(count, _MOST_SAMPLED) if "sampling" in lane else count for lane, count in zip(others, mine, strict=True)
+    ]
+    while cases <= sum(mine):  # the first lane has one case at least
+        mine[mine.index(max(mine))] -= 1
+    return [cases - sum(mine), *mine]
+
+
+def total_for(lane: str, needed: int, lanes: Sequence[str]) -> int:
+    """The smallest number of cases of an audit of which one lane draws as many as are ``needed``.
+
+    >>> total_for("sampling", 25, ["transparent", "sampling", "checkpoint"])
+    59
+    """
+    place, total = lanes.index(lane), needed
+    while shares(total, lanes)[place] < needed and total < needed * 1000:
+        total += 1
+    return total
+
+
+def lanes_of(decoder: Decoder, options: Options) -> list[Lane]:
+    """The lanes in which a decoder is audited: on checkpoints where it loads them or another Python runs it.
+
+    One that is called with models is audited on a checkpoint as well if it takes `ROW_OPTIONS`.
+    One that samples is audited in the lane of sampling as well, but on real targets; the two share a time budget. In
+    ``LESS`` than float32 only the scores of `EXACT_LAW` are exact: an engine that does not load it samples no row.
+    """
+    names = ["checkpoint", "checkpoint-sampling"]
+    if not (decoder.checkpoints or options.python):
+        names = ["transparent", "sampling"]
+    less = names[0] == "checkpoint" and decoder.dtype in LESS and EXACT_LAW not in decoder.kinds
+    real = any(FAMILY[family].target for family in options.families)
+    if less or real or "temperature" not in decoder.capabilities:
+        names = names[:1]
+    if names[0] == "transparent" and decoder.spec and not real and LLAMA in decoder.families:
+        names += ["checkpoint"] * bool(ROW_OPTIONS & set(decoder.capabilities))
+    if options.profile:
+        names = [name for name in names if options.profile.draw(name)]
+    if options.budget:
+        options = replace(options, budget=options.budget / len(names))
+    lanes = [new_lane(name, decoder, own) for name, own in _by_lane(options, names).items()]
+    for lane in lanes:
+        lane.lanes = tuple(names)
+    return lanes
+
+
+def _by_lane(options: Options, names: Sequence[str]) -> dict[str, Options]:
+    """The options of each lane: with the draw that the profile has for it, or else with its share of the cases."""
+    if options.profile:
+        return {name: _of_profile(options, options.profile.draw(name), (name, names[0])) for name in names}
+    counts = shares(options.cases, names) if options.cases else [None] * len(names)
+    return {name: replace(options, cases=count) for name, count in zip(names, counts, strict=True) if count != 0}
+
+
+def _of_profile(options: Options, draw: Draw | None, lane_and_first: tuple[str, str]) -> Options:
+    if draw is None:
+        return options
+    bounded = tuple(field.name for field in fields(draw.bounds))
+    count = -(-draw.cases // _BESIDE) if lane_and_first == ("checkpoint", "transparent") else draw.cases
+    return replace(options, cases=count, bounds=draw.bounds, bounded=bounded, block=draw.block)
+
+
+def _transparent(decoder: Decoder, options: Options) -> Lane:
+    from eqcheck.transparent.lane import TransparentLane
+
+    return TransparentLane(decoder, options)
+
+
+def _checkpoint(decoder: Decoder, options: Options) -> Lane:
+    from eqcheck.engines.lane import CheckpointLane
+
+    return CheckpointLane(decoder, options)
+
+
+def _sampling(decoder: Decoder, options: Options) -> Lane:
+    from eqcheck.sampling.lane import SampledLane
+    from eqcheck.sampling.transparent_target import TransparentTarget
+
+    return SampledLane(decoder, options, TransparentTarget)
+
+
+def _checkpoint_sampling(decoder: Decoder, options: Options) -> Lane:
+    from eqcheck.sampling.engine_target import CheckpointTarget
+    from eqcheck.sampling.lane import SampledLane
+
+    return SampledLane(decoder, options, CheckpointTarget)
+
+
+# Each imports its lane when one is made: a report and a case know the names of lanes, and need no torch.
+LANES: dict[str, Callable[[Decoder, Options], Lane]] = {
+    "transparent": _transparent,
+    "checkpoint": _checkpoint,
+    "sampling": _sampling,
+    "checkpoint-sampling": _checkpoint_sampling,
+}
+
+
+def new_lane(name: str, decoder: Decoder, options: Options) -> Lane:
+    """A lane, for one audit of a decoder."""
+    return LANES[name](decoder, options)
+
+
+def conclusions(audit: Audit) -> None:
+    """Draw the conclusions of a lane from the counts and findings of one audit, or of several shards merged."""
+    if audit.lane == "transparent":
+        from eqcheck.transparent.conclusions import conclusions as of_lane
+    elif audit.lane == "checkpoint":
+        from eqcheck.engines.conclusions import conclusions as of_lane
+    else:
+        from eqcheck.sampling.judge import conclusions as of_lane
+    of_lane(audit)

@@ -1,1 +1,0 @@
-"""The audit of a decoder: draw cases, decode, judge, gather, confirm, minimise, explain, store."""

@@ -1,0 +1,1 @@
+"""What every kind of evidence shares: cases, results, the words of a cause, the truth, and what is stored."""

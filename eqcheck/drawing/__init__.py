@@ -1,1 +1,0 @@
-"""Draw cases: by a seed, or by Hypothesis, which then shrinks them."""

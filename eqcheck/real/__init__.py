@@ -1,1 +1,0 @@
-"""Reading real models: every forward of a model of transformers becomes a `eqcheck.hashlm.trace.Call`."""

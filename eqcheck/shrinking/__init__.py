@@ -1,7 +1,0 @@
-"""Make a failing case small, of whatever lane: an engine that tries candidates, and a file for each type of value.
-
-`eqcheck.shrinking.engine` keeps the smallest case that still shows the fault, within a budget. The other files say how
-one type of value is made smaller: `eqcheck.shrinking.items` (rows of a batch, requests of a sequence),
-`eqcheck.shrinking.numbers` (limits, K, and numbers inside tables), `eqcheck.shrinking.tokens` (prompts, accepted draft
-tokens) and `eqcheck.shrinking.options` (what a row asks for). A lane names its fields, and when a case "still fails".
-"""

@@ -1,0 +1,1 @@
+"""Reading real models: every forward of a model of transformers becomes a `eqcheck.transparent.hashlm.trace.Call`."""
