@@ -18,7 +18,7 @@ from eqcheck.core.result.findings import Options
 from eqcheck.core.result.tally import PAIRED
 from eqcheck.engines.checkpoints.row_judge import truth
 from eqcheck.engines.drawing import exercised
-from eqcheck.engines.lane import CheckpointLane
+from eqcheck.engines.lane import EngineLane
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
     torch.set_num_threads(1)
     pairs = Counter[tuple[str, str]]()
     seen = set[str]()
-    for case in islice(CheckpointLane(load(name), Options()).cases(), count):
+    for case in islice(EngineLane(load(name), Options()).cases(), count):
         if case.switch:
             continue
         rows = tuple(tuple(map(int, truth(case.checkpoint).row(row))) for row in case.rows)

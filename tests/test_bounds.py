@@ -114,7 +114,7 @@ def test_nor_do_shards_draw_more(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cases", [1, 2, 3, 10, 60, 5000])
 @pytest.mark.parametrize(
     "lanes",
-    [["transparent"], ["transparent", "sampling", "checkpoint"], ["checkpoint", "checkpoint-sampling"]],
+    [["transparent"], ["transparent", "sampling", "engine"], ["engine", "engine-sampling"]],
     ids=len,
 )
 def test_lanes_share_all_cases_and_the_first_has_the_most(cases: int, lanes: Sequence[str]) -> None:
@@ -165,7 +165,7 @@ def test_the_command_exits_2_and_the_report_has_the_claims(tmp_path: Path) -> No
 
 
 def test_a_profile_warns_of_what_it_leaves_out_and_keeps_its_verdict(tmp_path: Path) -> None:
-    short = replace(profile("ci", "9"), lanes=(replace(profile("ci", "9").draw("checkpoint"), cases=3),))  # type: ignore[arg-type, type-var]
+    short = replace(profile("ci", "9"), lanes=(replace(profile("ci", "9").draw("engine"), cases=3),))  # type: ignore[arg-type, type-var]
     result = few(tmp_path, 3, profile=short)
     assert result.verdict == "equivalent"
     assert any(kind_of(said) == "VACUOUS" and "moe" in said and "profile ci" in said for said in result.warnings)

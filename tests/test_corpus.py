@@ -227,5 +227,5 @@ def test_a_case_of_another_lane_is_no_older_version_of_a_case(tmp_path: Path) ->
     engine = EngineCase((EngineRow((1,), RowOptions(1)),), checkpoint="of-another-torch")
     for case in (engine, Case(prompts=((1, 2, 3),), max_new_tokens=9), replace(engine, checkpoint="")):
         corpus.store(StoredViolation(case, "mine", SHORT), claimed=True)
-    assert [stored.case.lane for stored in corpus.load().values()].count("checkpoint") == 2
+    assert [stored.case.lane for stored in corpus.load().values()].count("engine") == 2
     assert len(corpus.load()) == 3

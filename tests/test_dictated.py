@@ -100,7 +100,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _decoded(engine: Engine, count: int = 6) -> Audit:
     """What an audit concludes from so many cases."""
-    found = Audit(decoder(name="played", checkpoints=True, capabilities=CLAIMS)(engine.answer), Options(), "checkpoint")
+    found = Audit(decoder(name="played", checkpoints=True, capabilities=CLAIMS)(engine.answer), Options(), "engine")
     found.claimed_families = (EngineCase.family,)
     judge = Judge("float64")
     found.outcomes = [judged(judge, case, engine.answer(case)) for case in _cases(count)]

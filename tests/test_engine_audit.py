@@ -30,7 +30,7 @@ from eqcheck.engines.checkpoints.folders import checkpoint
 from eqcheck.engines.checkpoints.row_judge import RowJudgement
 from eqcheck.engines.engine_outcome import EngineOutcome, left_behind
 from eqcheck.engines.investigate import Investigation
-from eqcheck.engines.lane import UNSTEADY, CheckpointLane
+from eqcheck.engines.lane import UNSTEADY, EngineLane
 
 
 @pytest.mark.long
@@ -151,7 +151,7 @@ def test_time_that_another_lane_left_is_used_for_cases_that_wait(tmp_path: Path)
     (tmp_path / "engine.py").write_text(ENGINE)
     case = EngineCase((EngineRow((8, 8), RowOptions(1)),), checkpoint=checkpoint("full").name)
     engine = registry.load(str(tmp_path / "engine.py"))
-    campaign = Campaign(CheckpointLane(engine, Options(budget=60.0, python=sys.executable)), lambda event: None)
+    campaign = Campaign(EngineLane(engine, Options(budget=60.0, python=sys.executable)), lambda event: None)
     with campaign.lane.drawing():
         campaign.gather(campaign.lane.running.try_case(case))
     campaign.seek_more(time.monotonic() + 1.0)
@@ -164,7 +164,7 @@ def test_findings_of_one_look_and_need_are_one_and_the_explained_one_stands(tmp_
     (tmp_path / "engine.py").write_text(ENGINE)
     engine = registry.load(str(tmp_path / "engine.py"))
     case = EngineCase((EngineRow((8, 8), RowOptions(1)),))
-    campaign = Campaign(CheckpointLane(engine, Options(python=sys.executable)), lambda event: None)
+    campaign = Campaign(EngineLane(engine, Options(python=sys.executable)), lambda event: None)
     outcome = EngineOutcome(case, "violation", outputs=((8,),), rows=(RowJudgement(0, (8,), 0, 7),))
     for component in ("unattributed", "position", "position", "mask"):
         kind = {"unattributed": "unattributed", "position": "query-position", "mask": "window"}[component]
@@ -370,7 +370,7 @@ def test_a_row_that_had_ended_is_named_if_its_prompt_changes_a_later_row(
 
 def test_after_a_doubt_the_case_with_the_least_before_it_comes_first(tmp_path: Path) -> None:
     (tmp_path / "engine.py").write_text(ENGINE)
-    lane = CheckpointLane(registry.load(str(tmp_path / "engine.py")), Options(cases=1))
+    lane = EngineLane(registry.load(str(tmp_path / "engine.py")), Options(cases=1))
     row = EngineRow((8, 8), RowOptions(1))
     log: list[Any] = [EngineCase((row,)), EngineCase((row,), num_draft_tokens=5), EngineCase((row,))]
     small = EngineOutcome(EngineCase((row,)), "violation", history=CaseLog(log, 3))

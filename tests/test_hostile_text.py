@@ -138,7 +138,7 @@ def test_an_engine_s_texts_stay_in_their_places(work: Path, monkeypatch: pytest.
     assert outcome.explanation is not None
     assert outcome.explanation.fingerprint.startswith("crash/exception:Bad")
     finding = Finding(outcome, outcome.explanation, needs=("ngram",), plain="right")
-    found = Audit(decoded, Options(), "checkpoint", ("rotary",), ("rotary",), version='7\x1b[31m"""\nimport os')
+    found = Audit(decoded, Options(), "engine", ("rotary",), ("rotary",), version='7\x1b[31m"""\nimport os')
     found.outcomes, found.findings = [outcome], [finding]
     found.warnings.append("\x1b]0;owned\x07\n## warning heading")
     report = write(found, work / "out")

@@ -133,10 +133,10 @@ def test_sampled_evidence_is_a_number_that_people_write(
 
 def test_no_more_time_is_left_than_the_budget_has(clock: list[float], capsys: Printed) -> None:
     with progress() as listen:
-        listen(Started("mine", "checkpoint", 3000, within=60.0))
+        listen(Started("mine", "engine", 3000, within=60.0))
         for number in range(1, 22):
             clock[0] += 1
-            listen(CaseDone("mine", number, 3000, 0, lane="checkpoint"))
+            listen(CaseDone("mine", number, 3000, 0, lane="engine"))
     assert said(capsys)[-1] == "mine: 20 of 3000 cases, about 40 s left"
 
 

@@ -103,7 +103,7 @@ def test_a_report_of_the_other_lane_has_the_same_shape(tmp_path: Path) -> None:
     engine = registry.load(str(tmp_path / "engine.py"))
     written = write(audit(engine, Options(cases=3, case_timeout=20.0)), tmp_path / "report")
     VALID.validate(written)
-    assert (written["lane"], written["versions"][engine.name]) == ("checkpoint", "7.1")
+    assert (written["lane"], written["versions"][engine.name]) == ("engine", "7.1")
     assert to_builtins(load(tmp_path / "report")) == written
     for violation in written["violations"]:
         assert violation["cause"]["subject"] == violation["evidence"]["subject"]
@@ -136,7 +136,7 @@ def test_a_case_that_is_wrong_without_speculation_says_so_though_it_is_not_minim
     outcome = judged(Judge("float64"), case, {"outputs": [[int(truth("full").row(case.rows[0])[0] == 5) + 5]]})
     e = Explanation("unattributed", "unattributed", detail="nothing was found")
     finding = Finding(outcome, e, plain=plain, minimised=False)
-    write(Audit(made(right), Options(), "checkpoint", outcomes=[outcome], findings=[finding]), tmp_path)
+    write(Audit(made(right), Options(), "engine", outcomes=[outcome], findings=[finding]), tmp_path)
     words = "without speculation the engine is wrong, too: this is not a fault of speculation"
     texts = ((tmp_path / "report.md").read_text(), summary([load(tmp_path)], ["."]))
     assert [words in text for text in texts] == [said, said]
@@ -167,7 +167,7 @@ def test_a_report_counts_pairs_of_options_at_work_in_one_case(tmp_path: Path) ->
     for counters in ({"grammar", "logit_bias", "several_rows"}, {"grammar", "logit_bias"}, {"grammar", "late_rows"}):
         drawn.append(Outcome(case, "equivalent", coverage=frozenset(counters)))
     result = audit(made(right), Options(cases=1))
-    result.outcomes, result.lane = drawn, "checkpoint"
+    result.outcomes, result.lane = drawn, "engine"
     assert result.tally.pairs == {Pair("logit_bias", "grammar"): 2, Pair("grammar", "late_rows"): 1}
     assert (result.tally + result.tally).pairs[Pair("grammar", "late_rows")] == 2
     written = write(result, tmp_path)

@@ -68,9 +68,9 @@ def wrong(target, draft, request):
 LANES = {
     "transparent": Options(cases=40),
     "real": Options(cases=6, families=("rotary@llama",)),
-    "checkpoint": Options(cases=12, python=sys.executable),
+    "engine": Options(cases=12, python=sys.executable),
     "sampling": Options(cases=12),
-    "checkpoint-sampling": Options(cases=8, python=sys.executable),
+    "engine-sampling": Options(cases=8, python=sys.executable),
 }
 
 
@@ -124,7 +124,7 @@ def test_without_a_need_other_cases_are_drawn(lane: str, folder: Path) -> None:
 
 def lanes_and(*needs: str) -> list[tuple[str, str]]:
     """Each lane with each need; a lane whose decoder runs in a Python of its own, with the last one."""
-    return [(lane, need) for lane in LANES for need in (needs[-1:] if "checkpoint" in lane else needs)]
+    return [(lane, need) for lane in LANES for need in (needs[-1:] if "engine" in lane else needs)]
 
 
 @pytest.mark.parametrize(("lane", "need"), lanes_and("no-eos", "equal-lengths", "all"))
@@ -174,7 +174,7 @@ def test_a_wrong_decoder_is_shown_within_what_it_requires(
     for limit in ("MINIMISE_S", "EXPLAIN_S"):  # that something is looked for is enough
         monkeypatch.setattr(f"eqcheck.engines.investigate.{limit}", 2.0)
     needs = NEEDS[need]
-    few = {"real": 6, "checkpoint": 3, "checkpoint-sampling": 4}.get(lane, 12)
+    few = {"real": 6, "engine": 3, "engine-sampling": 4}.get(lane, 12)
     result = audited(lane_of(lane, strict(folder, needs, "wrong"), corpus=folder / ".eqcheck", cases=few))
     assert result.findings
     assert not [one for one in result.findings if one.explanation.component == "crash"]
@@ -189,9 +189,9 @@ def test_stored_cases_are_asked_only_within_what_is_required(lane: str, folder: 
     stored: dict[str, Any] = {
         "transparent": Case(prompts=((1, 2), (3,))),
         "real": Case(prompts=((1, 2), (3,)), family="rotary@llama"),
-        "checkpoint": EngineCase((EngineRow((1, 2), RowOptions(4)), EngineRow((3,), RowOptions(4)))),
+        "engine": EngineCase((EngineRow((1, 2), RowOptions(4)), EngineRow((3,), RowOptions(4)))),
         "sampling": SampledCase(((1, 2), (3,)), (RowOptions(4, temperature=0.7), RowOptions(4))),
-        "checkpoint-sampling": SampledEngineCase(of_engine),
+        "engine-sampling": SampledEngineCase(of_engine),
     }
     corpus = Corpus(folder / ".eqcheck", decoder.name)
     kept = StoredViolation(stored[lane], decoder.spec, "bookkeeping/past-eos")
@@ -200,7 +200,7 @@ def test_stored_cases_are_asked_only_within_what_is_required(lane: str, folder: 
     assert (result.replayed, result.findings) == ([], [])
     (folder / "case.json").write_text(kept.to_json())
     words = ["replay", "case.json", "--adapter", decoder.spec]
-    python = ["--python", sys.executable] if "checkpoint" in lane else []
+    python = ["--python", sys.executable] if "engine" in lane else []
     assert cli.main([*words, *python]) == NOTHING
 
 

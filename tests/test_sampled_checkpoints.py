@@ -38,7 +38,7 @@ from eqcheck.report.build import write
 from eqcheck.sampling.betting.wealth import Wealth
 from eqcheck.sampling.decode import laws_of
 from eqcheck.sampling.drawing import BLOCK, SampledEngineCases
-from eqcheck.sampling.engine_target import CheckpointTarget, _judged
+from eqcheck.sampling.engine_target import EngineTarget, _judged
 from eqcheck.sampling.judge import judged
 from eqcheck.sampling.lane import SampledLane
 from eqcheck.sampling.transparent_target import SINGLE, TransparentTarget
@@ -75,7 +75,7 @@ class Local:
         return False
 
 
-class LocalTarget(CheckpointTarget):
+class LocalTarget(EngineTarget):
     @contextmanager
     def drawing(self, lane: SampledLane) -> Iterator[Any]:
         dtype = self.decoder.dtype
@@ -120,7 +120,7 @@ def test_a_case_drawn_again_asks_for_the_same_with_other_chance() -> None:
     ]
     assert again.rows[0].options.seed != case.rows[0].options.seed
     assert [row.options.temperature for row in case.greedy().rows] == [0.0] * len(case.rows)
-    assert case.greedy().lane == "checkpoint"
+    assert case.greedy().lane == "engine"
     assert case.of([1]).rows == (case.rows[1],)
 
 
@@ -267,7 +267,7 @@ def test_rows_of_an_engine_in_bfloat16_sample_on_a_built_checkpoint() -> None:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Audits that end soon after the evidence is clear."""
-    monkeypatch.setattr(CheckpointTarget, "naming", (4, 900))
+    monkeypatch.setattr(EngineTarget, "naming", (4, 900))
     monkeypatch.setattr("eqcheck.sampling.engine_target.INVESTIGATING_S", 6.0)
     Clock().put(monkeypatch, CHECKPOINT).charge(monkeypatch, Local, "try_case", 0.02)
 
@@ -356,7 +356,7 @@ def test_a_promise_that_breaks_with_greedy_rows_too_is_not_called_sampling(seeds
 def test_who_samples_on_checkpoints_is_audited_in_both_lanes() -> None:
     decoder = replace(right("rejection"), checkpoints=True)
     options = Options(budget=100.0, python="python3")
-    assert [lane.result.lane for lane in lanes_of(decoder, options)] == ["checkpoint", "checkpoint-sampling"]
+    assert [lane.result.lane for lane in lanes_of(decoder, options)] == ["engine", "engine-sampling"]
     assert [lane.result.options.budget for lane in lanes_of(decoder, options)] == [50.0, 50.0]
     assert len(lanes_of(replace(decoder, capabilities=(), seeds="none"), options)) == 1
 
@@ -374,7 +374,7 @@ def test_one_change_of_float32_for_all_tokens_is_not_needed() -> None:
 @pytest.mark.rest
 def test_the_released_library_draws_from_the_law_and_its_entropy_repeats_it() -> None:
     decoder = registry.load("transformers")
-    lane = SampledLane(decoder, Options(cases=6, python=sys.executable), CheckpointTarget)
+    lane = SampledLane(decoder, Options(cases=6, python=sys.executable), EngineTarget)
     with lane.drawing():
         case = lane.target.source.case(0)
         first, again, other = (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from unruly import LANES, Deed, Unruly, draw, failures, programs
 
-QUICK = {"transparent": 4, "checkpoint": 6, "checkpoint-sampling": 10}
+QUICK = {"transparent": 4, "engine": 6, "engine-sampling": 10}
 LONG = 400  # of each lane: 2,000 in all, `python tests/tools/unruly.py 2000`
 
 
@@ -35,7 +35,7 @@ def test_the_draw_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eqcheck.engines.engine_outcome.observed_of", lambda told, *_: dict(told or {}))
     read = r"NoneType|not supported|unsupported|iterable|has no|sub-exceptions|distinct failures"
     with pytest.raises(BaseException, match=read):
-        draw("checkpoint", 300)
+        draw("engine", 300)
 
 
 @settings(max_examples=1, deadline=None, database=None)

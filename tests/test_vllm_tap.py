@@ -245,7 +245,7 @@ def test_what_was_read_is_the_cause_of_wrong_tokens() -> None:
 
 
 def test_a_wrong_context_without_a_wrong_token_is_a_warning() -> None:
-    found = Audit(decoder(name="read", checkpoints=True)(lambda target, draft, request: []), Options(), "checkpoint")
+    found = Audit(decoder(name="read", checkpoints=True)(lambda target, draft, request: []), Options(), "engine")
     found.claimed_families = (EngineCase.family,)
     found.outcomes = [_judged(False, ["cache/stale-entry", "slot 1"]), _judged(False, None)]
     conclusions(found)

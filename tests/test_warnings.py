@@ -43,7 +43,7 @@ def all_of(texts: Iterable[str]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("lane", [TRANSPARENT, CHECKPOINT], ids=["transparent", "checkpoint"])
+@pytest.mark.parametrize("lane", [TRANSPARENT, CHECKPOINT], ids=["transparent", "engine"])
 def test_whatever_was_not_exercised(lane: object) -> None:
     words = list((TRANSPARENT if lane is TRANSPARENT else CHECKPOINT).counters.values())
     for count in range(1, len(words) + 1):
@@ -112,16 +112,16 @@ def test_engines_that_show_little() -> None:
     for observed in (Counter[str](), Counter({SPEAKS: BIG})):
         alike = Counter({Alike(True, "rotary", "equivalent"): BIG})
         tally = Tally(alike, observed=observed, dictated=dictated, coverage=coverage)
-        result = Audit(decoder, Options(), "checkpoint", findings=doubtful, counted=tally, unsettled=BIG)
+        result = Audit(decoder, Options(), "engine", findings=doubtful, counted=tally, unsettled=BIG)
         of_checkpoints.conclusions(result)
         assert len(all_of(result.warnings)) > 5
     every = replace(decoder, capabilities=tuple(CAPABILITIES), kinds=("full",))
-    result = Audit(every, Options(), "checkpoint", counted=Tally(Counter({Alike(True, "rotary", "equivalent"): BIG})))
+    result = Audit(every, Options(), "engine", counted=Tally(Counter({Alike(True, "rotary", "equivalent"): BIG})))
     of_checkpoints.conclusions(result)
     all_of(result.warnings)
 
 
-@pytest.mark.parametrize("regimes", [DRAWN, DRAWN_OF_ENGINES], ids=["transparent", "checkpoint"])
+@pytest.mark.parametrize("regimes", [DRAWN, DRAWN_OF_ENGINES], ids=["transparent", "engine"])
 def test_samplers_of_which_little_is_known(regimes: dict[str, object]) -> None:
     decoder = replace(registry.load("eqspec"), lossless=LONG)
     tally = Tally(Counter({Alike(True, "rotary", "equivalent"): BIG}))

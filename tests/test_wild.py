@@ -140,7 +140,7 @@ def test_rows_that_share_pages_in_a_call_without_a_batch_are_right() -> None:
 def test_options_of_rows_are_asked_of_a_decoder_that_is_called_with_models() -> None:
     decoder = eqcheck.load(f"{WILD / 'without_penalties.py'}")
     lanes = lanes_of(decoder, Options(cases=60))
-    assert [(lane.result.lane, lane.total) for lane in lanes] == [("transparent", 45), ("checkpoint", 15)]
+    assert [(lane.result.lane, lane.total) for lane in lanes] == [("transparent", 45), ("engine", 15)]
     assert len(lanes_of(replace(decoder, capabilities=()), Options(cases=60))) == 1
     result = audit(decoder, Options(cases=150))
     assert {finding.explanation.component for finding in result.violations} == {"options"}
@@ -152,11 +152,11 @@ def test_a_budget_leaves_time_for_options(monkeypatch: pytest.MonkeyPatch) -> No
     result = audit(eqcheck.load(f"{WILD / 'without_penalties.py'}"), Options(cases=None, budget=20.0))
     lanes = Counter(outcome.case.lane for outcome in result.outcomes)
     assert lanes["transparent"] > 10
-    assert lanes["checkpoint"] > 5
+    assert lanes["engine"] > 5
 
 
 @pytest.mark.rest
 def test_options_are_not_asked_where_rows_without_any_are_wrong() -> None:
     result = audit(replace(eqcheck.load(f"{WILD / 'holes.py'}"), capabilities=("row-limits",)), Options(cases=10))
-    assert result.tally.drawn == shares(10, ["transparent", "checkpoint"])[0]  # the others are of rows with options
+    assert result.tally.drawn == shares(10, ["transparent", "engine"])[0]  # the others are of rows with options
     assert any("options of rows were not tested" in warning for warning in result.warnings)

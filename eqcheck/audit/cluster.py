@@ -136,7 +136,7 @@ class ClusterCampaign:
         self.terms = shards.terms_of(self.decoder, self.options)
         self.corpus = Corpus(self.options.corpus, self.decoder.name) if self.options.corpus else None
         engine = self.decoder.checkpoints or self.options.python
-        self.listen(Started(self.decoder.name, "checkpoint" if engine else "transparent", self.options.cases))
+        self.listen(Started(self.decoder.name, "engine" if engine else "transparent", self.options.cases))
         self._resume()
         self.begun = time.monotonic()
         work = self._work()

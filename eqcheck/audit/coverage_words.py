@@ -231,7 +231,7 @@ _OF_LANES = {"transparent": TRANSPARENT, "sampling": SAMPLING}
 def about(lane: str) -> About:
     """Return the words of a lane.
 
-    >>> about("checkpoint-sampling") is CHECKPOINT
+    >>> about("engine-sampling") is CHECKPOINT
     True
     """
     return _OF_LANES.get(lane, CHECKPOINT)

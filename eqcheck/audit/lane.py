@@ -202,11 +202,11 @@ _MOST_SAMPLED = 400  # cases: with fewer of them there are as many tokens as are
 def shares(cases: int, lanes: Sequence[str]) -> list[int]:
     """Return how many of the cases of an audit each of its lanes draws: all of them together, and no more.
 
-    >>> shares(60, ["transparent", "sampling", "checkpoint"]), shares(1, ["transparent", "sampling"])
+    >>> shares(60, ["transparent", "sampling", "engine"]), shares(1, ["transparent", "sampling"])
     ([27, 25, 8], [1, 0])
     """
     first, *others = lanes
-    weights = [1 if (lane, first) == ("checkpoint", "transparent") else _BESIDE for lane in lanes]
+    weights = [1 if (lane, first) == ("engine", "transparent") else _BESIDE for lane in lanes]
     mine = [max(1, cases * weight // sum(weights)) for weight in weights[1:]]
     mine = [
         min(count, _MOST_SAMPLED) if "sampling" in lane else count for lane, count in zip(others, mine, strict=True)
@@ -219,7 +219,7 @@ def shares(cases: int, lanes: Sequence[str]) -> list[int]:
 def total_for(lane: str, needed: int, lanes: Sequence[str]) -> int:
     """The smallest number of cases of an audit of which one lane draws as many as are ``needed``.
 
-    >>> total_for("sampling", 25, ["transparent", "sampling", "checkpoint"])
+    >>> total_for("sampling", 25, ["transparent", "sampling", "engine"])
     59
     """
     place, total = lanes.index(lane), needed
@@ -235,15 +235,15 @@ def lanes_of(decoder: Decoder, options: Options) -> list[Lane]:
     One that samples is audited in the lane of sampling as well, but on real targets; the two share a time budget. In
     ``LESS`` than float32 only the scores of `EXACT_LAW` are exact: an engine that does not load it samples no row.
     """
-    names = ["checkpoint", "checkpoint-sampling"]
+    names = ["engine", "engine-sampling"]
     if not (decoder.checkpoints or options.python):
         names = ["transparent", "sampling"]
-    less = names[0] == "checkpoint" and decoder.dtype in LESS and EXACT_LAW not in decoder.kinds
+    less = names[0] == "engine" and decoder.dtype in LESS and EXACT_LAW not in decoder.kinds
     real = any(FAMILY[family].target for family in options.families)
     if less or real or "temperature" not in decoder.capabilities:
         names = names[:1]
     if names[0] == "transparent" and decoder.spec and not real and LLAMA in decoder.families:
-        names += ["checkpoint"] * bool(ROW_OPTIONS & set(decoder.capabilities))
+        names += ["engine"] * bool(ROW_OPTIONS & set(decoder.capabilities))
     if options.profile:
         names = [name for name in names if options.profile.draw(name)]
     if options.budget:
@@ -266,7 +266,7 @@ def _of_profile(options: Options, draw: Draw | None, lane_and_first: tuple[str, 
     if draw is None:
         return options
     bounded = tuple(field.name for field in fields(draw.bounds))
-    count = -(-draw.cases // _BESIDE) if lane_and_first == ("checkpoint", "transparent") else draw.cases
+    count = -(-draw.cases // _BESIDE) if lane_and_first == ("engine", "transparent") else draw.cases
     return replace(options, cases=count, bounds=draw.bounds, bounded=bounded, block=draw.block)
 
 
@@ -277,9 +277,9 @@ def _transparent(decoder: Decoder, options: Options) -> Lane:
 
 
 def _checkpoint(decoder: Decoder, options: Options) -> Lane:
-    from eqcheck.engines.lane import CheckpointLane
+    from eqcheck.engines.lane import EngineLane
 
-    return CheckpointLane(decoder, options)
+    return EngineLane(decoder, options)
 
 
 def _sampling(decoder: Decoder, options: Options) -> Lane:
@@ -290,18 +290,18 @@ def _sampling(decoder: Decoder, options: Options) -> Lane:
 
 
 def _checkpoint_sampling(decoder: Decoder, options: Options) -> Lane:
-    from eqcheck.sampling.engine_target import CheckpointTarget
+    from eqcheck.sampling.engine_target import EngineTarget
     from eqcheck.sampling.lane import SampledLane
 
-    return SampledLane(decoder, options, CheckpointTarget)
+    return SampledLane(decoder, options, EngineTarget)
 
 
 # Each imports its lane when one is made: a report and a case know the names of lanes, and need no torch.
 LANES: dict[str, Callable[[Decoder, Options], Lane]] = {
     "transparent": _transparent,
-    "checkpoint": _checkpoint,
+    "engine": _checkpoint,
     "sampling": _sampling,
-    "checkpoint-sampling": _checkpoint_sampling,
+    "engine-sampling": _checkpoint_sampling,
 }
 
 

@@ -17,8 +17,8 @@ from eqcheck.core.result.outcome import HANG
 from eqcheck.core.store.casefile import StoredViolation, command, read_case, target_of
 
 _NO_TEST = {
-    "checkpoint": "an engine loads a checkpoint and is run by a Python or a server of its own",
-    "checkpoint-sampling": "an engine loads a checkpoint, and sampled tokens have a law and no one right output",
+    "engine": "an engine loads a checkpoint and is run by a Python or a server of its own",
+    "engine-sampling": "an engine loads a checkpoint, and sampled tokens have a law and no one right output",
     "sampling": "sampled tokens have a law and no one right output; it takes many draws to tell",
 }
 # Printed even where the default is meant: an explanation names them, and a reader has to see what the case asks for.

@@ -132,7 +132,7 @@ PROFILES = (
             Draw("transparent", 200, _WIDE),
             Draw("sampling", 24, _WIDE),
             # One setting, and no case that reaches far, for which engines start anew: a block ends with one of those.
-            Draw("checkpoint", 200, Bounds(rows=12, prompt=64, new_tokens=24, draft_tokens=8), block=202),
+            Draw("engine", 200, Bounds(rows=12, prompt=64, new_tokens=24, draft_tokens=8), block=202),
         ),
         laws=(*_LAWS, *_SAMPLED),
         cases_of_law=20,
@@ -142,8 +142,8 @@ PROFILES = (
         lanes=(
             Draw("transparent", 3000, _WIDE),
             Draw("sampling", 300, _WIDE),
-            Draw("checkpoint", 3000, Bounds(rows=128, prompt=1600, new_tokens=48, draft_tokens=32)),
-            Draw("checkpoint-sampling", 600, Bounds(rows=128, prompt=1600, new_tokens=48, draft_tokens=32)),
+            Draw("engine", 3000, Bounds(rows=128, prompt=1600, new_tokens=48, draft_tokens=32)),
+            Draw("engine-sampling", 600, Bounds(rows=128, prompt=1600, new_tokens=48, draft_tokens=32)),
         ),
         laws=(*_LAWS, *_SAMPLED),
         cases_of_law=200,

@@ -86,7 +86,7 @@ def engine(lane: Lane, python: str, judge: Judged | None = None) -> Iterator[Wor
         yield Workers([process], batch=1, ahead=True)
 
 
-class CheckpointLane(Lane):
+class EngineLane(Lane):
     """One audit on checkpoints."""
 
     conditional = True
@@ -97,7 +97,7 @@ class CheckpointLane(Lane):
         self.called = not (decoder.checkpoints or options.python)  # with models, not with folders
         self.seed, self.bounds, self.block = options.seed, options.within(SERVED), options.block
         families = (EngineCase.family,)
-        self.result = Audit(decoder, options, "checkpoint", families, families)
+        self.result = Audit(decoder, options, "engine", families, families)
         self.scripts: dict[str, Future[str | None]] = {}  # by id of finding
         self.bare: dict[str, Outcome] = {}  # by id of case, without its minimum, or its switch
         self.scripting = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))

@@ -272,7 +272,7 @@ def report_of(audit: Audit, folder: Path) -> Report:
         written=audit.written,
         command=audit.command,
         interrupted=audit.interrupted,
-        isolated=audit.options.isolate or audit.lane == "checkpoint",
+        isolated=audit.options.isolate or audit.lane == "engine",
         seed=audit.options.seed,
         cases_per_second=round(tally.drawn / audit.drawing_s, 2) if audit.drawing_s else None,
         elapsed_s=round(audit.elapsed, 1),
@@ -385,7 +385,7 @@ def _unjudged(audit: Audit, folder: Path) -> Iterator[tuple[Path, str]]:
         if error.case is None:
             continue
         case = case_of(error.case)
-        isolated = options.isolate or case.lane.startswith("checkpoint")
+        isolated = options.isolate or case.lane.startswith("engine")
         memory = options.case_memory if options.isolate else None
         adapter = audit.decoder.spec or audit.decoder.name
         stored = StoredViolation(case, adapter, None, options.case_timeout, isolated, memory, minimised=False)

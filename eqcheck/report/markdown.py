@@ -51,7 +51,7 @@ def _head(content: Content) -> list[str]:
             if content.law_alone
             else []
         ),
-        *([f"{report.ties} near-ties (`docs/engines.md` has the policy)."] if report.lane == "checkpoint" else []),
+        *([f"{report.ties} near-ties (`docs/engines.md` has the policy)."] if report.lane == "engine" else []),
         *([f"{content.near_ties[0]}:", _listed(content.near_ties[1:])] if content.near_ties else []),
         *content.sampled[:1],
         *([_listed(content.sampled[1:])] if content.sampled[1:] else []),

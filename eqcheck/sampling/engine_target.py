@@ -59,10 +59,10 @@ class Smallest(NamedTuple):
     plain: str
 
 
-class CheckpointTarget(SampledTarget):
+class EngineTarget(SampledTarget):
     """The target of the checkpoints: every row has its own bound on rounding. Only a wrong law is made small."""
 
-    lane = "checkpoint-sampling"
+    lane = "engine-sampling"
     share, seconds = 0.75, 120.0
     minimised = False
     naming = 4, 3000

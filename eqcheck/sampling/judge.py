@@ -460,7 +460,7 @@ def conclusions(result: Audit) -> None:
         why = one_line(str(result.decoder.lossless), 120)
         result.warnings.append(f"the decoder does not claim to be lossless (lossless=): {why}")
     result.warnings += _vacuous(result, wealth)
-    if result.lane == "checkpoint-sampling":
+    if result.lane == "engine-sampling":
         result.warnings += losses.warnings(losses.due(result.tally.due))
         result.warnings += silent(result.tally) if drafts else []
         result.warnings += declining.too_many(result.tally.declined, result.tally.drawn)

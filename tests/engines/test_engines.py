@@ -26,7 +26,7 @@ from eqcheck.core.result.findings import Options
 from eqcheck.engines.checkpoints.folders import checkpoint
 from eqcheck.engines.drawing import EngineCases
 from eqcheck.engines.lane import worker as worker_of
-from eqcheck.sampling.engine_target import CheckpointTarget
+from eqcheck.sampling.engine_target import EngineTarget
 from eqcheck.sampling.judge import Gathered
 from eqcheck.sampling.lane import SampledLane
 
@@ -81,7 +81,7 @@ def test_the_default_settings_speculate_and_are_right_where_no_minimum_is_asked(
     ("name", "drafting"), [("openvino_genai", "none"), ("openvino_genai", "ngram"), ("vllm", "none")]
 )
 def test_sampled_rows_follow_the_law_without_a_draft_model(name: str, drafting: str) -> None:
-    lane = SampledLane(registry.load(name), Options(cases=30, seed=21), CheckpointTarget)
+    lane = SampledLane(registry.load(name), Options(cases=30, seed=21), EngineTarget)
     gathered = Gathered()
     drawn = (case for case in lane.target.source.cases() if drafting == "none" or case.drafting == drafting)
     with lane.drawing():
@@ -95,7 +95,7 @@ def test_sampled_rows_follow_the_law_without_a_draft_model(name: str, drafting: 
 
 @pytest.mark.parametrize("name", SAMPLING)
 def test_sampling_with_a_draft_model_is_seen_to_leave_the_law(name: str) -> None:
-    lane = SampledLane(registry.load(name), Options(cases=12, seed=3), CheckpointTarget)
+    lane = SampledLane(registry.load(name), Options(cases=12, seed=3), EngineTarget)
     gathered = Gathered()
     with lane.drawing():
         for case in islice(lane.target.source.cases(), 12):

@@ -59,6 +59,6 @@ CHECKPOINT = (
     "campaign.pace",
     "lanes.lane",
     *(f"lanes.checkpoint.{name}" for name in ("investigate",)),
-    *(f"lanes.sampling.{name}" for name in ("checkpoint", "judge", "lane")),
+    *(f"lanes.sampling.{name}" for name in ("engine", "judge", "lane")),
     "shrinking.engine",
 )

@@ -43,7 +43,7 @@ from eqcheck.report.build import write
 from eqcheck.report.terminal import summary
 from eqcheck.sampling.judge import judged as judged_sampled
 
-LANES = ("transparent", "sampling", "checkpoint", "checkpoint-sampling", "pytest")
+LANES = ("transparent", "sampling", "engine", "engine-sampling", "pytest")
 
 
 class Sly(BaseException):
@@ -367,7 +367,7 @@ def _in_answer(answer: dict[str, Any], lane: str) -> list[str]:
         answer = json.loads(json.dumps(answer))
     except ValueError:  # a lone surrogate: it does not cross
         return []
-    sampled = lane == "checkpoint-sampling"
+    sampled = lane == "engine-sampling"
     asked = RowOptions(4, (), temperature=1.0) if sampled else RowOptions(4, logprobs=True)
     rows = tuple(EngineRow(prompt, asked if number else RowOptions(4)) for number, prompt in enumerate(_PROMPTS))
     if sampled:
@@ -383,7 +383,7 @@ def _in_answer(answer: dict[str, Any], lane: str) -> list[str]:
 
 def programs(lane: str) -> st.SearchStrategy[Any]:
     """What is drawn for a lane: a decoder, or the answer of one."""
-    return answers() if lane.startswith("checkpoint") else PROGRAMS
+    return answers() if lane.startswith("engine") else PROGRAMS
 
 
 def draw(lane: str, count: int) -> None:

@@ -134,7 +134,7 @@ class EngineCase(AnyCase):
     """
 
     format: ClassVar[str] = "eqcheck-engine-case/1"
-    lane: ClassVar[str] = "checkpoint"
+    lane: ClassVar[str] = "engine"
     family: ClassVar[str] = LLAMA
     before: ClassVar[tuple[EngineCase, ...]] = ()
     pad_token_id: ClassVar[int] = PAD

@@ -206,7 +206,7 @@ class SampledEngineCase(EngineCase, Sampled):
     """
 
     format: ClassVar[str] = "eqcheck-sampled-engine-case/1"
-    lane: ClassVar[str] = "checkpoint-sampling"
+    lane: ClassVar[str] = "engine-sampling"
     regimes = ENGINE_REGIMES
     seed_bits = 31
     rules = (*EngineCase.rules, _chance)

@@ -88,7 +88,7 @@ def stored_violation(audit: Audit, finding: Finding, name: str) -> StoredViolati
         adapter=decoder.spec or decoder.name,
         fingerprint=name,
         case_timeout=options.case_timeout,
-        isolated=options.isolate or finding.case.lane.startswith("checkpoint"),
+        isolated=options.isolate or finding.case.lane.startswith("engine"),
         case_memory=options.case_memory if options.isolate else None,
         minimised=finding.minimised,
         explanation=render(finding.explanation),
