@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from eqcheck.audit import shards
-from eqcheck.audit.lane import LANES, lanes_of, shares, total_for
+from eqcheck.audit.lane import shares, total_for
+from eqcheck.audit.lanes import LANES, lanes_of
 from eqcheck.audit.loop import audit
 from eqcheck.cli import main
 from eqcheck.contract import registry

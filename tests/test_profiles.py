@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from eqcheck.audit.lane import lanes_of
+from eqcheck.audit.lanes import lanes_of
 from eqcheck.cli import main
 from eqcheck.contract import registry
 from eqcheck.contract.configuration import Configuration, read

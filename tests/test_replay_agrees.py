@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck.audit.lane import new_lane
+from eqcheck.audit.lanes import new_lane
 from eqcheck.audit.loop import audit
 from eqcheck.catalogue.faults import FAULTS
 from eqcheck.catalogue.samplers import SAMPLED_FAULTS

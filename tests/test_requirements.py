@@ -16,7 +16,7 @@ import torch
 import eqcheck
 from eqcheck import cli
 from eqcheck.audit.coverage_words import CHECKPOINT, TRANSPARENT
-from eqcheck.audit.lane import new_lane
+from eqcheck.audit.lanes import new_lane
 from eqcheck.audit.loop import Campaign, audit
 from eqcheck.audit.workers.worker import set_up
 from eqcheck.catalogue import known_good

@@ -18,7 +18,7 @@ import pytest
 import torch
 from clock import CHECKPOINT, Clock
 
-from eqcheck.audit.lane import lanes_of
+from eqcheck.audit.lanes import lanes_of
 from eqcheck.audit.loop import Campaign
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_FAULTS
 from eqcheck.catalogue.samplers.engine import sampler

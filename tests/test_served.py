@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eqcheck.audit.lane import lanes_of
+from eqcheck.audit.lanes import lanes_of
 from eqcheck.audit.loop import audit
 from eqcheck.cli import main
 from eqcheck.contract import registry

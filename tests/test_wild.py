@@ -14,7 +14,8 @@ import torch
 from clock import CHECKPOINT, TRANSPARENT, Clock
 
 import eqcheck
-from eqcheck.audit.lane import lanes_of, shares
+from eqcheck.audit.lane import shares
+from eqcheck.audit.lanes import lanes_of
 from eqcheck.audit.loop import Campaign, audit
 from eqcheck.contract.architectures import family_of
 from eqcheck.contract.decoders import RowOptions

@@ -1,8 +1,6 @@
-"""A lane is one kind of evidence about a decoder; and which lanes a decoder is audited in.
+"""A lane: one kind of evidence about a decoder, for the length of one audit.
 
-A new lane is a folder beside this module, a function in `LANES`, its `conclusions`, and a name in `lanes_of`; its case
-is named in `eqcheck.core.store.casefile`. It is imported when it is needed: reading a case or a report imports no
-model.
+The loop asks a lane for cases, has them decoded, and hands it what failed. `eqcheck.audit.lanes` has the four of them.
 """
 
 from __future__ import annotations
@@ -11,14 +9,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from eqcheck.contract.decoders import Decoder
-from eqcheck.contract.family import FAMILY, LLAMA
-from eqcheck.contract.options import SCORING
-from eqcheck.contract.profiles import Draw
 from eqcheck.contract.requirements import unmet
 from eqcheck.core.result.claims import Claim, Unreached, untested
 from eqcheck.core.result.findings import Audit, Finding, Options
@@ -29,8 +24,6 @@ if TYPE_CHECKING:
 
 REPEATS = 3  # so many times a failing case is decoded again before its failure is believed
 MOST_LOOKED_AT = 60  # cases that are drawn, and not decoded, to say how many a claim takes
-LESS = ("float16", "bfloat16")  # than float32
-EXACT_LAW = "full"  # the checkpoint on which rows of such engines sample
 
 
 class Lane(ABC):
@@ -193,9 +186,7 @@ class Lane(ABC):
 
 OF_SAMPLED_ROWS = ("temperature", "top-k", "top-p", "min-p", "seeds")
 """Capabilities that are tested where rows are sampled."""
-ROW_OPTIONS = {"row-limits", "row-eos", *(name.replace("_", "-") for name in SCORING)}
-"""Capabilities of which cases on the transparent target have none: rows with these options decode a checkpoint."""
-_BESIDE = 3  # for so many cases of the transparent target one on a checkpoint, which takes as long as some of these
+BESIDE = 3  # for so many cases of the transparent target one on a checkpoint, which takes as long as some of these
 _MOST_SAMPLED = 400  # cases: with fewer of them there are as many tokens as are ever counted
 
 
@@ -206,7 +197,7 @@ def shares(cases: int, lanes: Sequence[str]) -> list[int]:
     ([27, 25, 8], [1, 0])
     """
     first, *others = lanes
-    weights = [1 if (lane, first) == ("engine", "transparent") else _BESIDE for lane in lanes]
+    weights = [1 if (lane, first) == ("engine", "transparent") else BESIDE for lane in lanes]
     mine = [max(1, cases * weight // sum(weights)) for weight in weights[1:]]
     mine = [
         min(count, _MOST_SAMPLED) if "sampling" in lane else count for lane, count in zip(others, mine, strict=True)
@@ -226,96 +217,3 @@ def total_for(lane: str, needed: int, lanes: Sequence[str]) -> int:
     while shares(total, lanes)[place] < needed and total < needed * 1000:
         total += 1
     return total
-
-
-def lanes_of(decoder: Decoder, options: Options) -> list[Lane]:
-    """The lanes in which a decoder is audited: on checkpoints where it loads them or another Python runs it.
-
-    One that is called with models is audited on a checkpoint as well if it takes `ROW_OPTIONS`.
-    One that samples is audited in the lane of sampling as well, but on real targets; the two share a time budget. In
-    ``LESS`` than float32 only the scores of `EXACT_LAW` are exact: an engine that does not load it samples no row.
-    """
-    names = ["engine", "engine-sampling"]
-    if not (decoder.checkpoints or options.python):
-        names = ["transparent", "sampling"]
-    less = names[0] == "engine" and decoder.dtype in LESS and EXACT_LAW not in decoder.kinds
-    real = any(FAMILY[family].target for family in options.families)
-    if less or real or "temperature" not in decoder.capabilities:
-        names = names[:1]
-    if names[0] == "transparent" and decoder.spec and not real and LLAMA in decoder.families:
-        names += ["engine"] * bool(ROW_OPTIONS & set(decoder.capabilities))
-    if options.profile:
-        names = [name for name in names if options.profile.draw(name)]
-    if options.budget:
-        options = replace(options, budget=options.budget / len(names))
-    lanes = [new_lane(name, decoder, own) for name, own in _by_lane(options, names).items()]
-    for lane in lanes:
-        lane.lanes = tuple(names)
-    return lanes
-
-
-def _by_lane(options: Options, names: Sequence[str]) -> dict[str, Options]:
-    """The options of each lane: with the draw that the profile has for it, or else with its share of the cases."""
-    if options.profile:
-        return {name: _of_profile(options, options.profile.draw(name), (name, names[0])) for name in names}
-    counts = shares(options.cases, names) if options.cases else [None] * len(names)
-    return {name: replace(options, cases=count) for name, count in zip(names, counts, strict=True) if count != 0}
-
-
-def _of_profile(options: Options, draw: Draw | None, lane_and_first: tuple[str, str]) -> Options:
-    if draw is None:
-        return options
-    bounded = tuple(field.name for field in fields(draw.bounds))
-    count = -(-draw.cases // _BESIDE) if lane_and_first == ("engine", "transparent") else draw.cases
-    return replace(options, cases=count, bounds=draw.bounds, bounded=bounded, block=draw.block)
-
-
-def _transparent(decoder: Decoder, options: Options) -> Lane:
-    from eqcheck.transparent.lane import TransparentLane
-
-    return TransparentLane(decoder, options)
-
-
-def _checkpoint(decoder: Decoder, options: Options) -> Lane:
-    from eqcheck.engines.lane import EngineLane
-
-    return EngineLane(decoder, options)
-
-
-def _sampling(decoder: Decoder, options: Options) -> Lane:
-    from eqcheck.sampling.lane import SampledLane
-    from eqcheck.sampling.transparent_target import TransparentTarget
-
-    return SampledLane(decoder, options, TransparentTarget)
-
-
-def _checkpoint_sampling(decoder: Decoder, options: Options) -> Lane:
-    from eqcheck.sampling.engine_target import EngineTarget
-    from eqcheck.sampling.lane import SampledLane
-
-    return SampledLane(decoder, options, EngineTarget)
-
-
-# Each imports its lane when one is made: a report and a case know the names of lanes, and need no torch.
-LANES: dict[str, Callable[[Decoder, Options], Lane]] = {
-    "transparent": _transparent,
-    "engine": _checkpoint,
-    "sampling": _sampling,
-    "engine-sampling": _checkpoint_sampling,
-}
-
-
-def new_lane(name: str, decoder: Decoder, options: Options) -> Lane:
-    """A lane, for one audit of a decoder."""
-    return LANES[name](decoder, options)
-
-
-def conclusions(audit: Audit) -> None:
-    """Draw the conclusions of a lane from the counts and findings of one audit, or of several shards merged."""
-    if audit.lane == "transparent":
-        from eqcheck.transparent.conclusions import conclusions as of_lane
-    elif audit.lane == "checkpoint":
-        from eqcheck.engines.conclusions import conclusions as of_lane
-    else:
-        from eqcheck.sampling.judge import conclusions as of_lane
-    of_lane(audit)

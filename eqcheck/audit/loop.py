@@ -12,7 +12,8 @@ from operator import itemgetter
 from typing import Any
 
 from eqcheck.audit import events
-from eqcheck.audit.lane import Lane, conclusions, lanes_of
+from eqcheck.audit.lane import Lane
+from eqcheck.audit.lanes import conclusions, lanes_of
 from eqcheck.audit.time_budget import Pace, interruptible, pointless
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError, printable

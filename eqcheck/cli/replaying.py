@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from eqcheck.audit.lane import new_lane
+from eqcheck.audit.lanes import new_lane
 from eqcheck.cli.pasting import spec_of
 from eqcheck.contract import registry
 from eqcheck.contract.architectures import is_class

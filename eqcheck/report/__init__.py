@@ -27,7 +27,7 @@ def load(path: str | Path) -> Report:
     """
     import msgspec
 
-    from eqcheck.audit.lane import LANES
+    from eqcheck.audit.lanes import LANES
     from eqcheck.contract.errors import UsageError, one_line
     from eqcheck.contract.profiles import REPORT_BYTES, REPORT_LEVELS
     from eqcheck.core.store.casefile import read_json

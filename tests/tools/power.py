@@ -11,7 +11,7 @@ from functools import partial
 import torch
 
 from eqcheck import __version__
-from eqcheck.audit.lane import lanes_of
+from eqcheck.audit.lanes import lanes_of
 from eqcheck.audit.loop import Campaign
 from eqcheck.catalogue import FAULTS
 from eqcheck.catalogue.samplers import SAMPLED_BUILDS, SAMPLED_FAULTS

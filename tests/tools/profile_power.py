@@ -21,7 +21,7 @@ from served.faults import FAULTS as SEEN
 from served.score import decoded
 
 from eqcheck import __version__
-from eqcheck.audit.lane import lanes_of
+from eqcheck.audit.lanes import lanes_of
 from eqcheck.catalogue import FAULTS
 from eqcheck.contract.profiles import profile
 from eqcheck.core.result.findings import Options
