@@ -15,7 +15,7 @@ from benchmarks.pair import Pair
 from eqcheck.contract.decoders import Request
 from eqcheck.contract.errors import OutputError
 from eqcheck.core.result.outcome import Verdict
-from eqcheck.transparent.oracle.check import Oracle
+from eqcheck.transparent.oracle import Oracle
 from eqcheck.transparent.truth import ties
 
 LENGTHS = ("uniform", "mixed")

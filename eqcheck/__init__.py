@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from eqcheck.contract.registry import names as names
     from eqcheck.core.case.record import Case as Case
     from eqcheck.core.result.outcome import Verdict as Verdict
-    from eqcheck.transparent.oracle.check import Oracle as Oracle
-    from eqcheck.transparent.oracle.check import assert_equivalent as assert_equivalent
+    from eqcheck.transparent.oracle import Oracle as Oracle
+    from eqcheck.transparent.oracle import assert_equivalent as assert_equivalent
 
 __version__ = "0.3.0"
 
@@ -36,12 +36,12 @@ _LAZY = {
     "Completion": "eqcheck.contract.completion",
     "Decoder": "eqcheck.contract.decoders",
     "EqcheckError": "eqcheck.contract.errors",
-    "Oracle": "eqcheck.transparent.oracle.check",
+    "Oracle": "eqcheck.transparent.oracle",
     "Request": "eqcheck.contract.decoders",
     "Unsupported": "eqcheck.contract.errors",
     "Verdict": "eqcheck.core.result.outcome",
     "Violation": "eqcheck.contract.errors",
-    "assert_equivalent": "eqcheck.transparent.oracle.check",
+    "assert_equivalent": "eqcheck.transparent.oracle",
     "decoder": "eqcheck.contract.decoders",
     "load": "eqcheck.contract.registry",
     "names": "eqcheck.contract.registry",

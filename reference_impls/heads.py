@@ -7,7 +7,7 @@ in every row.
 A head is anything with ``vocab_size``, ``hidden_size`` and one of the shapes: ``column(hidden, k)``; ``accepted`` with
 ``step(state, token)``; or ``pairs``. `eqcheck.transparent.drafting` says what each is called with.
 
-    >>> from eqcheck.transparent.decoding.harness import models, truth_of
+    >>> from eqcheck.transparent.decoding import models, truth_of
     >>> from eqcheck.core.case.record import Case
     >>> case = Case(prompts=((3, 1, 4), (1, 5)), max_new_tokens=10, num_draft_tokens=4, agreement=1.0)
     >>> target, draft = models(case, truth_of(case))

@@ -29,8 +29,8 @@ from eqcheck.core.result.declining import lacking
 from eqcheck.core.result.findings import Audit, Options
 from eqcheck.transparent import search
 from eqcheck.transparent.coverage import ESSENTIAL
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import CHUNK, Source
 
 Rows = list[list[int]]

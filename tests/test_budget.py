@@ -12,11 +12,10 @@ import torch
 from benchmarks import pair
 from eqcheck import Oracle
 from eqcheck.contract.decoders import Request
-from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.decoding import run
 from eqcheck.transparent.hashlm.model import HashConfig, HashLM
-from eqcheck.transparent.memory.ledger import TOKEN
-from eqcheck.transparent.memory.probe import watched
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.memory import TOKEN, watched
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 
 ragged, tree, serving, pool = (

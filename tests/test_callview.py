@@ -20,10 +20,9 @@ from eqcheck.core.result.outcome import DrawnDecode
 from eqcheck.report.calls import _ranges, parts, view
 from eqcheck.transparent.attribution import story
 from eqcheck.transparent.attribution.story import decode_of
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.decoding.run import Run
+from eqcheck.transparent.decoding import Run, run
 from eqcheck.transparent.hashlm.trace import DRAFT, TARGET
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.oracle import judge
 
 CASE = Case(
     prompts=((5, 7, 9), (11,)), max_new_tokens=5, num_draft_tokens=2, accepts=((2, 0), (0, 1)), eos_token_ids=(1,)

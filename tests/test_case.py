@@ -22,10 +22,10 @@ from eqcheck.contract.errors import CaseError, UsageError
 from eqcheck.core.case.record import Case
 from eqcheck.strategies import cases
 from eqcheck.transparent.coverage import exercised
-from eqcheck.transparent.decoding.harness import models, run, truth_of
+from eqcheck.transparent.decoding import models, run, truth_of
 from eqcheck.transparent.drafting import ScriptedDraft
 from eqcheck.transparent.hashlm.model import HashConfig, HashLM
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.oracle import judge
 
 torch.set_num_threads(1)
 FULL = Case(

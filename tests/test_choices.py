@@ -16,8 +16,8 @@ from eqcheck.core.explanation.records import Explanation
 from eqcheck.core.explanation.text import render
 from eqcheck.transparent.attribution.reading import Reader
 from eqcheck.transparent.attribution.witnesses import choices, second_opinion, variants
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 
 Pick = Callable[[torch.Tensor], torch.Tensor]  # of logits [rows, block, vocabulary], the choices [rows, block]
 TWO = Case(((10,), (20, 21)), 8, 3, ((3, 2, 3), (1, 3, 0)), pad_token_id=127)

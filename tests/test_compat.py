@@ -21,9 +21,9 @@ from eqcheck.contract.decoders import Request
 from eqcheck.contract.errors import Unsupported, UsageError
 from eqcheck.contract.registry import load
 from eqcheck.core.case.record import Case
-from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.decoding import run
 from eqcheck.transparent.hashlm.model import HashConfig, HashLM
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 
 IDS = torch.tensor([[3, 1, 4, 1, 5]])

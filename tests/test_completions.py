@@ -20,8 +20,8 @@ from eqcheck.contract.family import FAMILY
 from eqcheck.core.case.record import Case
 from eqcheck.core.result.findings import Audit, Options
 from eqcheck.transparent.attribution.witnesses import Places, permuted, with_ids
-from eqcheck.transparent.decoding.harness import run, truth_of
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run, truth_of
+from eqcheck.transparent.oracle import judge
 
 Row = Callable[[list[int], RowOptions, list[int], int], Completion]
 CASE = Case(((1, 2, 3), (4, 5)), max_new_tokens=8, num_draft_tokens=3)

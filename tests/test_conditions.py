@@ -23,8 +23,7 @@ from eqcheck.core.result.tally import Placed
 from eqcheck.transparent import lane
 from eqcheck.transparent.conclusions import Places, table, told
 from eqcheck.transparent.coverage import traits
-from eqcheck.transparent.decoding.harness import truth_of
-from eqcheck.transparent.decoding.run import Schedule, Truth
+from eqcheck.transparent.decoding import Schedule, Truth, truth_of
 from eqcheck.transparent.search import Source
 
 Rows = list[list[int]]

@@ -19,8 +19,8 @@ from eqcheck.contract.decoders import TAKEN, Decoder, Request, decoder
 from eqcheck.core.case.record import Case
 from eqcheck.core.result.findings import Options
 from eqcheck.transparent.attribution.declarations import ignored
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 
 Rows = list[list[int]]

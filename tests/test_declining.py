@@ -26,8 +26,8 @@ from eqcheck.contract.requirements import unmet
 from eqcheck.core.case.record import Case
 from eqcheck.core.result.findings import Audit, Options
 from eqcheck.transparent.coverage import try_case
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 
 serving = importlib.import_module("eqcheck.reference_impls.serving")
 pytest_plugins = ["pytester"]

@@ -14,8 +14,8 @@ from eqcheck.contract.architectures import ARCHITECTURES
 from eqcheck.contract.errors import UsageError
 from eqcheck.contract.family import claimed_by
 from eqcheck.contract.registry import load
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.real.models import model_of
 from eqcheck.transparent.real.targets import check, families_of
 from eqcheck.transparent.search import Source

@@ -29,7 +29,7 @@ from eqcheck.report.terminal import summary
 from eqcheck.transparent.attribution.draft_causes import causes_of, explained
 from eqcheck.transparent.attribution.lost_drafts import by_cause, draft_warnings
 from eqcheck.transparent.coverage import try_case
-from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.decoding import run
 from eqcheck.transparent.search import Source
 
 

@@ -39,9 +39,8 @@ from eqcheck.contract.registry import load
 from eqcheck.core.case.record import Case
 from eqcheck.core.result.outcome import Loss, LossesOf
 from eqcheck.transparent.attribution.lost_drafts import draft_losses, draft_warnings, settled
-from eqcheck.transparent.decoding.harness import run, truth_of
-from eqcheck.transparent.decoding.run import Schedule
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import Schedule, run, truth_of
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 
 LOSSES = ("wrong-context", "altered", "lost", "lost-bonus", "asked-again")

@@ -14,8 +14,8 @@ from eqcheck.core.case.record import Case
 from eqcheck.core.result.outcome import Loss, LossesOf
 from eqcheck.transparent.attribution.lost_drafts import all_losses, all_warnings
 from eqcheck.transparent.coverage import exercised
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 
 EAGLE = registry.load("eagle")

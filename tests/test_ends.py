@@ -25,8 +25,8 @@ from eqcheck.core.result.findings import Options
 from eqcheck.core.result.outcome import Loss
 from eqcheck.transparent.attribution.lost_drafts import draft_warnings
 from eqcheck.transparent.attribution.witnesses import second_opinion, variants
-from eqcheck.transparent.decoding.harness import run, truth_of
-from eqcheck.transparent.oracle.check import Oracle, judge
+from eqcheck.transparent.decoding import run, truth_of
+from eqcheck.transparent.oracle import Oracle, judge
 from eqcheck.transparent.search import Source
 
 PROMPTS = ((5, 7, 11), (9, 3, 4, 8), (21, 17))

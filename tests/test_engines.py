@@ -13,7 +13,7 @@ import torch
 from tiny import KINDS, VOCABULARY, noisy, tiny
 
 from eqcheck.contract.cache_names import cache_of
-from eqcheck.transparent.oracle.check import Oracle
+from eqcheck.transparent.oracle import Oracle
 
 ENGINES = {
     name: getattr(importlib.import_module(f"eqcheck.reference_impls.{name}"), name.capitalize())

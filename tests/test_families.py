@@ -28,7 +28,7 @@ from eqcheck.contract.decoders import Request
 from eqcheck.contract.family import FAMILIES, FAMILY, KERNEL, WINDOW, named
 from eqcheck.transparent.drafting import ScriptedDraft
 from eqcheck.transparent.hashlm.model import HashConfig, HashLM
-from eqcheck.transparent.oracle.check import Oracle
+from eqcheck.transparent.oracle import Oracle
 
 MAMBA: dict[str, Any] = {
     "model_type": "mamba2",

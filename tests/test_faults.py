@@ -23,9 +23,9 @@ from eqcheck.contract.family import HYBRID, UNIFORM
 from eqcheck.contract.kinds import KINDS
 from eqcheck.core.case.record import Case
 from eqcheck.engines.abduction import EDITS, Edit
-from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.decoding import run
 from eqcheck.transparent.hashlm.trace import TARGET
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 
 CHUNKS = 6

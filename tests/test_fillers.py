@@ -18,8 +18,8 @@ from eqcheck.core.explanation.text import render
 from eqcheck.core.result.outcome import Loss, RowVerdict
 from eqcheck.transparent.attribution.bookkeeping import CommitKnowledge, diagnose
 from eqcheck.transparent.attribution.lost_drafts import draft_losses, draft_warnings, settled
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 
 Rows = list[list[int]]

@@ -20,8 +20,8 @@ from eqcheck.core.explanation.text import render
 from eqcheck.core.result.outcome import HANG, Outcome, RowVerdict
 from eqcheck.transparent.attribution.bookkeeping import prompt_returned
 from eqcheck.transparent.attribution.reading import Reader
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 from eqcheck.transparent.sequences import confirms
 

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
 
 from eqcheck.contract.errors import UsageError
-from eqcheck.transparent.oracle.check import Oracle
+from eqcheck.transparent.oracle import Oracle
 from eqcheck.transparent.real.loading import ropes_of
 
 torch.set_num_threads(1)

@@ -12,8 +12,8 @@ from eqcheck.contract.decoders import Decoder
 from eqcheck.core.explanation.records import Explanation
 from eqcheck.core.explanation.text import render
 from eqcheck.transparent.attribution.witnesses import second_opinion
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 
 

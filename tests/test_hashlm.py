@@ -17,11 +17,11 @@ from eqcheck.catalogue import known_good
 from eqcheck.contract.decoders import CLAIMED, FAMILIES
 from eqcheck.contract.errors import Unsupported
 from eqcheck.core.case.record import Case
-from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.decoding import run
 from eqcheck.transparent.drafting import ScriptedDraft
-from eqcheck.transparent.hashlm.caches import PreallocatedLayer
 from eqcheck.transparent.hashlm.hashing import CALL, COLUMN, CONTENT, HEADS, LAYERS, ROW, WIDTH, Words
 from eqcheck.transparent.hashlm.model import POSITIONS, HashConfig, HashLM
+from eqcheck.transparent.hashlm.parts import PreallocatedLayer
 from eqcheck.transparent.hashlm.trace import DRAFT, TARGET, Trace
 from eqcheck.transparent.hashlm.visibility import TAKES_CACHE_POSITION
 from eqcheck.transparent.truth.continuation import continue_row

@@ -16,9 +16,9 @@ from eqcheck.core.result.outcome import Loss, LossesOf
 from eqcheck.selfcheck import faults as selfcheck
 from eqcheck.selfcheck.faults import check_head, check_known_good
 from eqcheck.transparent.attribution.lost_drafts import head_losses, head_warnings
-from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.decoding import run
 from eqcheck.transparent.hashlm.trace import TARGET
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 
 # One of each mechanism: `eqcheck selfcheck` has every fault in every build.

@@ -20,13 +20,13 @@ from eqcheck.core.case.record import Case
 from eqcheck.core.result.outcome import Loss, LossesOf
 from eqcheck.transparent.attribution.lost_drafts import all_losses, all_warnings, head_losses
 from eqcheck.transparent.coverage import exercised
-from eqcheck.transparent.decoding.harness import models, run, truth_of
+from eqcheck.transparent.decoding import models, run, truth_of
 from eqcheck.transparent.drafting import ScriptedHead
 from eqcheck.transparent.hashlm import hashing
 from eqcheck.transparent.hashlm.hashing import LAYERS, States, states_in
 from eqcheck.transparent.hashlm.parts import numbers
 from eqcheck.transparent.hashlm.trace import TARGET, Trace
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 
 heads = importlib.import_module("eqcheck.reference_impls.heads")

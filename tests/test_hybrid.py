@@ -18,10 +18,10 @@ from eqcheck.core.case.record import Case
 from eqcheck.core.explanation.records import Explanation
 from eqcheck.core.explanation.text import render
 from eqcheck.transparent.attribution.repair import repair
-from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.decoding import run
 from eqcheck.transparent.hashlm import hashing
 from eqcheck.transparent.hashlm.model import HashConfig, HashLM
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 
 VOCAB = 64

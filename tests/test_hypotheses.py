@@ -14,8 +14,7 @@ from eqcheck.transparent.attribution import labels, reading
 from eqcheck.transparent.attribution.bookkeeping import WrongToken
 from eqcheck.transparent.attribution.labels import RULES, labels_of
 from eqcheck.transparent.attribution.reading import HYPOTHESES, Finding, Reader
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.decoding.run import Run
+from eqcheck.transparent.decoding import Run, run
 
 CASES = Path(__file__).parent / "golden" / "cases"
 # A fault with a stored case of the golden net. `rounded` is that of a cache in 8 bits (`tests/test_real_targets.py`),

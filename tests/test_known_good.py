@@ -8,8 +8,8 @@ import torch
 from eqcheck.catalogue import known_good
 from eqcheck.contract.decoders import Decoder
 from eqcheck.transparent.attribution.reading import Reader
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 
 

@@ -14,8 +14,8 @@ from eqcheck.catalogue.engines.engine import RoundEngine
 from eqcheck.core.case.record import Case
 from eqcheck.transparent.attribution.labels import AGAINST, FOR, OBJECTIONS, Labels, labels_of
 from eqcheck.transparent.attribution.writes import Label, Write
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 
 

@@ -19,10 +19,10 @@ from eqcheck.contract.profiles import SIZES, Bounds
 from eqcheck.contract.requirements import unmet
 from eqcheck.core.case.record import Case
 from eqcheck.transparent.coverage import exercised
-from eqcheck.transparent.decoding.harness import run, truth_of
+from eqcheck.transparent.decoding import run, truth_of
 from eqcheck.transparent.drafting import ScriptedDraft
 from eqcheck.transparent.hashlm.model import HashConfig, HashLM
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import CHUNK, Source, lengths
 
 Rows = list[list[int]]

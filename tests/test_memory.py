@@ -25,8 +25,7 @@ from eqcheck.transparent.hashlm.hashing import entries as entries_of
 from eqcheck.transparent.hashlm.model import HashConfig, HashLM
 from eqcheck.transparent.hashlm.trace import Trace
 from eqcheck.transparent.lane import TransparentLane
-from eqcheck.transparent.memory.ledger import KINDS, TOKEN, Ledger, uses
-from eqcheck.transparent.memory.probe import leaks, probe_case, try_memory, watched
+from eqcheck.transparent.memory import KINDS, TOKEN, Ledger, leaks, probe_case, try_memory, uses, watched
 
 
 @pytest.mark.parametrize("number", range(len(LEAKS)), ids=[leak.id for leak in LEAKS])

@@ -27,9 +27,9 @@ from eqcheck.core.result.findings import Options
 from eqcheck.core.result.outcome import RowVerdict, Verdict
 from eqcheck.strategies import cases
 from eqcheck.transparent.attribution.bookkeeping import prompt_returned
-from eqcheck.transparent.decoding.harness import models, run, truth_of
+from eqcheck.transparent.decoding import models, run, truth_of
 from eqcheck.transparent.hashlm.model import HashConfig, HashLM
-from eqcheck.transparent.oracle.check import Oracle, assert_equivalent, judge
+from eqcheck.transparent.oracle import Oracle, assert_equivalent, judge
 
 torch.set_num_threads(1)
 LIMIT, PAD = 9, 66

@@ -17,8 +17,8 @@ from eqcheck.contract.decoders import Decoder, decoder
 from eqcheck.core.case.record import Case
 from eqcheck.transparent.attribution.witnesses import second_opinion
 from eqcheck.transparent.coverage import exercised
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 
 MASK, CACHE = "mask/other-row-visible", "cache/misaligned"

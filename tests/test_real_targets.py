@@ -23,7 +23,7 @@ from eqcheck.core.case.record import Case
 from eqcheck.core.result.outcome import Loss
 from eqcheck.transparent.attribution.lost_drafts import draft_warnings
 from eqcheck.transparent.coverage import try_case
-from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.decoding import run
 from eqcheck.transparent.real import shadow
 from eqcheck.transparent.real.models import VOCAB_SIZE, margins, model_of
 from eqcheck.transparent.real.scores import noise

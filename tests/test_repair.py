@@ -14,10 +14,9 @@ from eqcheck.core.case.record import Case
 from eqcheck.core.explanation.records import Explanation
 from eqcheck.transparent.attribution.repair import Repairer, repair
 from eqcheck.transparent.attribution.witnesses import bearing, second_opinion
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.decoding.run import Run
+from eqcheck.transparent.decoding import Run, run
 from eqcheck.transparent.hashlm.trace import Call, Fix
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 
 CASES, CHUNKS = 60, 5  # as many as an audit draws

@@ -34,9 +34,9 @@ from eqcheck.core.store.corpus import Corpus
 from eqcheck.engines.conclusions import _warnings
 from eqcheck.engines.drawing import alike
 from eqcheck.transparent.coverage import ESSENTIAL, vacuous
-from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.decoding import run
 from eqcheck.transparent.lane import TransparentLane
-from eqcheck.transparent.memory.probe import probe_case
+from eqcheck.transparent.memory import probe_case
 
 pytest_plugins = ["pytester"]
 

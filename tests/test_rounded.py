@@ -24,7 +24,7 @@ from transformers import (
 from eqcheck.contract.cache_names import NAMES
 from eqcheck.contract.errors import UsageError
 from eqcheck.core.result.outcome import Verdict
-from eqcheck.transparent.oracle.check import Oracle
+from eqcheck.transparent.oracle import Oracle
 
 LIMIT = 6
 PROMPTS = [[5, 9, 2], [7], [3, 3, 8, 1, 4]]

@@ -12,9 +12,8 @@ import torch
 from eqcheck.catalogue import BUILDS
 from eqcheck.contract.decoders import Request
 from eqcheck.core.case.record import Case
-from eqcheck.transparent.decoding.harness import run, truth_of
-from eqcheck.transparent.decoding.rounds import Round
-from eqcheck.transparent.decoding.run import Run
+from eqcheck.transparent.decoding import Run, run, truth_of
+from eqcheck.transparent.rounds import Round
 
 CASE = Case(
     prompts=((5, 7, 11), (9,), (40, 41)), max_new_tokens=6, num_draft_tokens=3, accepts=((3, 1), (0, 2, 1), (1, 3))

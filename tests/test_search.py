@@ -18,8 +18,7 @@ from eqcheck.contract.requirements import unmet
 from eqcheck.core.case.record import Case
 from eqcheck.strategies import cases
 from eqcheck.transparent.coverage import Feature, features, raggedness
-from eqcheck.transparent.decoding.harness import truth_of
-from eqcheck.transparent.decoding.run import Schedule
+from eqcheck.transparent.decoding import Schedule, truth_of
 from eqcheck.transparent.drawing import Chance, draw_case
 from eqcheck.transparent.search import CHUNK, Source, merged
 

@@ -17,8 +17,8 @@ from eqcheck.core.result.outcome import Verdict
 from eqcheck.selfcheck import faults as module
 from eqcheck.selfcheck.faults import SelfCheck, check_fault, check_known_good, in_processes, short
 from eqcheck.selfcheck.samplers import SampledResult
-from eqcheck.transparent.decoding.run import Run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import Run
+from eqcheck.transparent.oracle import judge
 
 FEW = FAULTS[::60]
 

@@ -31,9 +31,9 @@ from eqcheck.core.result.findings import Audit, Options
 from eqcheck.core.result.outcome import Outcome
 from eqcheck.core.shrinking.items import fewest
 from eqcheck.core.store.casefile import read_case
-from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.decoding import run
 from eqcheck.transparent.lane import TransparentLane
-from eqcheck.transparent.oracle.check import assert_equivalent, judge
+from eqcheck.transparent.oracle import assert_equivalent, judge
 from eqcheck.transparent.sequences import Fresh, SequenceSearch
 
 LEAKS = "state/leaks-from-earlier-request"

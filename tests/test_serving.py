@@ -16,10 +16,10 @@ from eqcheck.contract.decoders import Request
 from eqcheck.core.case.record import Case
 from eqcheck.core.result.outcome import Loss
 from eqcheck.transparent.attribution.lost_drafts import draft_losses, draft_warnings
-from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.decoding import run
 from eqcheck.transparent.drafting import ScriptedDraft
 from eqcheck.transparent.hashlm.model import HashConfig, HashLM
-from eqcheck.transparent.oracle.check import Oracle
+from eqcheck.transparent.oracle import Oracle
 
 NAMES = ("eqspec", "exspec", "ragged")
 MODULES = {name: importlib.import_module(f"eqcheck.reference_impls.{name}") for name in NAMES}

@@ -18,9 +18,9 @@ from eqcheck.core.case.record import Case
 from eqcheck.core.explanation.text import render
 from eqcheck.core.result.findings import Audit, Options
 from eqcheck.core.result.outcome import Loss
-from eqcheck.transparent.decoding.harness import truth_of
+from eqcheck.transparent.decoding import truth_of
 from eqcheck.transparent.hashlm import hashing
-from eqcheck.transparent.oracle.check import assert_equivalent
+from eqcheck.transparent.oracle import assert_equivalent
 from eqcheck.transparent.real.models import model_of
 from eqcheck.transparent.search import Source
 

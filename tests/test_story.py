@@ -21,9 +21,8 @@ from eqcheck.core.result.outcome import DrawnCall, DrawnQuery, DrawnRound, Drawn
 from eqcheck.report.calls import view
 from eqcheck.report.page import trace_page
 from eqcheck.transparent.attribution.story import decode_of, drawn, story_of
-from eqcheck.transparent.decoding.harness import run, truth_of
-from eqcheck.transparent.decoding.run import Run, Schedule
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import Run, Schedule, run, truth_of
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 
 CASE = Case(

@@ -12,8 +12,8 @@ from eqcheck.core.case.record import Case
 from eqcheck.core.explanation.records import Explanation
 from eqcheck.core.explanation.text import render
 from eqcheck.transparent.attribution.witnesses import second_opinion, variants
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 
 ASKED = replace(TWO, logprobs=True)
 

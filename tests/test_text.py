@@ -20,9 +20,9 @@ from eqcheck.core.case.record import Case
 from eqcheck.core.explanation.records import Deviation, Explanation, Given, Query, Search, Slot
 from eqcheck.core.explanation.statements import say, searched
 from eqcheck.core.explanation.text import parts, render, slot_lines
-from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.decoding import run
 from eqcheck.transparent.hashlm.model import HashConfig, HashLM
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 
 NO_ROW = ("draft", "crash", "options")  # told in one line, without a row

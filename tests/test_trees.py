@@ -20,9 +20,8 @@ from eqcheck.transparent.attribution.labels import labels_of
 from eqcheck.transparent.attribution.lost_drafts import draft_losses, draft_warnings
 from eqcheck.transparent.attribution.witnesses import as_table, second_opinion, variants
 from eqcheck.transparent.coverage import exercised, vacuous
-from eqcheck.transparent.decoding.harness import run, truth_of
-from eqcheck.transparent.decoding.run import Schedule
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import Schedule, run, truth_of
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 
 TREE = registry.load("tree")

@@ -16,8 +16,8 @@ from eqcheck.core.case.record import Case
 from eqcheck.core.explanation.records import Explanation
 from eqcheck.core.explanation.text import render
 from eqcheck.transparent.attribution.witnesses import permuted, redrawn
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 
 Rows = list[list[int]]
 

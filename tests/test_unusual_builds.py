@@ -17,8 +17,8 @@ from eqcheck.core.case.record import Case
 from eqcheck.core.explanation.records import Deviation, Explanation, Opinion, Query
 from eqcheck.core.explanation.statements import sentence
 from eqcheck.core.explanation.text import render
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 
 

@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from eqcheck.contract.cache_names import cache_argument
-from eqcheck.transparent.oracle.check import Oracle
-from eqcheck.transparent.oracle.watch import Watch
+from eqcheck.transparent.oracle import Oracle
+from eqcheck.transparent.watch import Watch
 
 torch.set_num_threads(1)
 LIMIT, PAD = 6, 0
@@ -400,7 +400,7 @@ def test_what_was_decoded_before_the_watch_is_not_accused(told: bool) -> None:
 
 def test_a_model_whose_own_decode_is_read_as_wrong_is_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The family says that all is seen; a model that hides what is far away would be accused of what it always does."""
-    monkeypatch.setattr("eqcheck.transparent.oracle.watch.family_like", lambda _: "window:3")
+    monkeypatch.setattr("eqcheck.transparent.watch.family_like", lambda _: "window:3")
     model = model_of("llama", torch.float64, deaf=True)
     assert watched(model, generate).verdict.status == "equivalent"
 

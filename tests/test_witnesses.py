@@ -27,9 +27,8 @@ from eqcheck.transparent.attribution.witnesses import (
     second_opinion,
     variants,
 )
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.decoding.run import Run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import Run, run
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import Source
 from eqcheck.transparent.sequences import confirmed
 

@@ -25,8 +25,8 @@ from eqcheck.sampling.betting.naming import Named
 from eqcheck.sampling.betting.wealth import Wealth
 from eqcheck.sampling.judge import wrong_law as law_explained
 from eqcheck.transparent.attribution.witnesses import second_opinion, variants
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.real.models import model_of
 
 Choose = Callable[[torch.Tensor, torch.Tensor], int]

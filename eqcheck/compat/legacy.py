@@ -260,7 +260,7 @@ def drafts_of(draft: Any) -> list[list[int]]:
     case of `eqcheck`.
 
         >>> import eqcheck
-        >>> from eqcheck.transparent.decoding.harness import run
+        >>> from eqcheck.transparent.decoding import run
         >>> seen = []
         >>> case = eqcheck.Case(prompts=((5, 7),), max_new_tokens=3, num_draft_tokens=2, accepts=((1,),))
         >>> done = run(lambda target, draft, request: seen.extend(drafts_of(draft)), case)

@@ -24,8 +24,7 @@ from eqcheck.engines.checkpoints.continuations import Truth as EngineTruth
 from eqcheck.engines.checkpoints.folders import checkpoint
 from eqcheck.engines.checkpoints.row_judge import truth
 from eqcheck.sampling.betting.laws import RARE, UNCUT, Bools, Floats, SampledRow, misused
-from eqcheck.transparent.decoding.harness import answered
-from eqcheck.transparent.decoding.run import Run, Truth, cut
+from eqcheck.transparent.decoding import Run, Truth, answered, cut
 from eqcheck.transparent.drafting import ScriptedDraft
 from eqcheck.transparent.hashlm.hashing import Spread, Words, score_table, table_row
 from eqcheck.transparent.hashlm.model import HashConfig, HashLM

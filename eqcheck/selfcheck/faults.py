@@ -35,9 +35,8 @@ from eqcheck.selfcheck.memory import MemoryResult, memory_checks
 from eqcheck.selfcheck.samplers import SampledResult, named_as_planted, sampled_checks
 from eqcheck.transparent.attribution.lost_drafts import all_losses, all_warnings
 from eqcheck.transparent.attribution.witnesses import second_opinion, variants
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.decoding.run import Run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import Run, run
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import CHUNK, Source
 
 MOST_CASES = 400  # a fault not caught by then is missed

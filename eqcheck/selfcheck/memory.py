@@ -14,7 +14,7 @@ from eqcheck.catalogue.faults import LEAKS
 from eqcheck.catalogue.faults.leaks import KEEPING
 from eqcheck.contract.decoders import Decoder
 from eqcheck.core.explanation.notice import kind_of
-from eqcheck.transparent.memory.probe import probe_case, try_memory
+from eqcheck.transparent.memory import probe_case, try_memory
 
 
 @dataclass(frozen=True)

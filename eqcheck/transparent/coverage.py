@@ -31,10 +31,9 @@ from eqcheck.transparent.attribution.lost_drafts import all_losses
 from eqcheck.transparent.attribution.reading import Reader
 from eqcheck.transparent.attribution.story import decode_of, story_of
 from eqcheck.transparent.attribution.witnesses import second_opinion, shown_by, variants
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.decoding.run import Run, Schedule, ScriptedRound, Truth
+from eqcheck.transparent.decoding import Run, Schedule, ScriptedRound, Truth, run
 from eqcheck.transparent.hashlm.trace import TARGET
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.oracle import judge
 
 ESSENTIAL = (
     "target_called",

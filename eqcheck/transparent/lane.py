@@ -24,9 +24,9 @@ from eqcheck.core.result.outcome import HANG, DrawnDecode, Outcome
 from eqcheck.transparent.attribution.lost_drafts import by_cause
 from eqcheck.transparent.conclusions import table, with_axes
 from eqcheck.transparent.coverage import traits, try_calls, try_case, try_slow
-from eqcheck.transparent.decoding.harness import truth_of
+from eqcheck.transparent.decoding import truth_of
 from eqcheck.transparent.drawing import DRAWN_OPTIONS, fits
-from eqcheck.transparent.memory.probe import probe_case, try_memory
+from eqcheck.transparent.memory import probe_case, try_memory
 from eqcheck.transparent.search import CHUNK, Source
 from eqcheck.transparent.sequences import (
     Fresh,

@@ -30,8 +30,7 @@ from eqcheck.core.case.record import Case
 from eqcheck.core.result.claims import Claim, claims_in
 from eqcheck.transparent.attribution.witnesses import permuted
 from eqcheck.transparent.coverage import Feature, features, raggedness
-from eqcheck.transparent.decoding.harness import truth_of
-from eqcheck.transparent.decoding.run import Schedule
+from eqcheck.transparent.decoding import Schedule, truth_of
 from eqcheck.transparent.drawing import DRAWN_OPTIONS, VOCAB_SIZE, Chance, Claims, Prompt, draw_case, fits, unused_id
 from eqcheck.transparent.hashlm.hashing import mix
 from eqcheck.transparent.reduction import smallest

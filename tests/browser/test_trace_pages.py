@@ -15,8 +15,8 @@ from eqcheck.core.case.record import Case
 from eqcheck.core.result.outcome import DrawnDecode
 from eqcheck.report.page import trace_page
 from eqcheck.transparent.attribution.story import decode_of
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 
 CASE = Case(
     prompts=((5, 7, 9), (11,)), max_new_tokens=5, num_draft_tokens=2, accepts=((2, 0), (0, 1)), eos_token_ids=(1,)

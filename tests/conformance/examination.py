@@ -35,7 +35,7 @@ from eqcheck.pytest_plugin import SEED
 from eqcheck.transparent.attribution.leak import of_sequence
 from eqcheck.transparent.attribution.reading import Reader
 from eqcheck.transparent.coverage import try_case
-from eqcheck.transparent.decoding.harness import run
+from eqcheck.transparent.decoding import run
 from eqcheck.transparent.drawing import Chance, Choices
 from eqcheck.transparent.search import Source, merged
 from eqcheck.transparent.sequences import (

@@ -19,7 +19,7 @@ from eqcheck.contract.family import FAMILY
 from eqcheck.core.case.record import Case
 from eqcheck.core.explanation.records import many
 from eqcheck.pytest_plugin import INTERNAL_ERRORS, KNOWN, PASSED_OVER, outdated, profile_of
-from eqcheck.transparent.decoding.harness import truth_of
+from eqcheck.transparent.decoding import truth_of
 from eqcheck.transparent.drawing import VOCAB_SIZE, Choices
 
 from .examination import Derive, Examination, Found, Law, Needs

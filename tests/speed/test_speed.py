@@ -14,7 +14,7 @@ from eqcheck.contract import registry
 from eqcheck.contract.decoders import CLAIMED, PADDING_SIDES
 from eqcheck.core.case.record import Case
 from eqcheck.transparent.coverage import try_case
-from eqcheck.transparent.decoding.harness import models, truth_of
+from eqcheck.transparent.decoding import models, truth_of
 from eqcheck.transparent.search import CHUNK, Source
 from eqcheck.transparent.truth import continuation as alone
 

@@ -19,8 +19,8 @@ from eqcheck.contract.decoders import Request
 from eqcheck.core.case.record import Case
 from eqcheck.core.result.outcome import Loss
 from eqcheck.transparent.attribution.lost_drafts import draft_losses
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 
 
 def losses_and_rounds(engine: type[RoundEngine], case: Case) -> tuple[Counter[Loss], int]:

@@ -18,8 +18,8 @@ from eqcheck.catalogue.samplers import SAMPLED_BUILDS, SAMPLED_FAULTS
 from eqcheck.contract.profiles import Profile, profile
 from eqcheck.core.result.findings import Options
 from eqcheck.selfcheck.faults import in_processes
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 from eqcheck.transparent.search import CHUNK, Source
 
 

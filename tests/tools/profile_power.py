@@ -26,8 +26,8 @@ from eqcheck.catalogue import FAULTS
 from eqcheck.contract.profiles import profile
 from eqcheck.core.result.findings import Options
 from eqcheck.selfcheck.faults import in_processes
-from eqcheck.transparent.decoding.harness import run
-from eqcheck.transparent.oracle.check import judge
+from eqcheck.transparent.decoding import run
+from eqcheck.transparent.oracle import judge
 
 
 def caught_at(number: int, name: str = "ci", most: int | None = None) -> int | None:

@@ -15,7 +15,7 @@ from eqcheck.core.result.outcome import NearTie
 from eqcheck.engines.checkpoints.continuations import FunctionTruth, ModelTruth, Truth, with_options
 from eqcheck.engines.checkpoints.folders import checkpoint
 from eqcheck.transparent.truth import ties
-from eqcheck.transparent.truth.logprobs import Logprobs, of_scores
+from eqcheck.transparent.truth.continuation import Logprobs, of_scores
 
 ALL_KNOWN = ("", "full")  # checkpoints whose scores are all known, and not only those of the target's own tokens
 # The scores of a built checkpoint have less noise in any dtype; margins are 1, and only penalties shrink them. Weights

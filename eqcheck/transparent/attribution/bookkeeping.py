@@ -14,11 +14,11 @@ from eqcheck.core.explanation.records import Explanation, Given
 from eqcheck.core.explanation.statements import Statement, WholeRow, state, together, whole_row
 from eqcheck.core.result.outcome import RowVerdict, common_start
 from eqcheck.transparent.attribution.writes import Write
-from eqcheck.transparent.decoding.run import Run
-from eqcheck.transparent.truth.logprobs import Logprobs, logprobs
+from eqcheck.transparent.decoding import Run
+from eqcheck.transparent.truth.continuation import Logprobs, logprobs
 
 if TYPE_CHECKING:
-    from eqcheck.transparent.decoding.run import Run
+    from eqcheck.transparent.decoding import Run
 
 
 Ending = Literal["own-eos", "prompt-eos", "another-row", "limit"]

@@ -16,7 +16,7 @@ import numpy as np
 from eqcheck.core.explanation.records import Deviation
 from eqcheck.core.explanation.statements import NOTHING, Statement, state
 from eqcheck.transparent.attribution.writes import Label, Record, Write, self_hidden
-from eqcheck.transparent.decoding.run import Run
+from eqcheck.transparent.decoding import Run
 from eqcheck.transparent.hashlm.hashing import CALL, COLUMN, MODEL
 from eqcheck.transparent.hashlm.trace import TARGET, Call
 

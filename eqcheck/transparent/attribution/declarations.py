@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from eqcheck.core.explanation.records import Explanation
 from eqcheck.core.explanation.statements import Statement, state
 from eqcheck.transparent.attribution.writes import places_of
-from eqcheck.transparent.decoding.run import Run
+from eqcheck.transparent.decoding import Run
 from eqcheck.transparent.hashlm.hashing import CALL, COLUMN, MODEL, ROW
 from eqcheck.transparent.hashlm.trace import TARGET, Call
 

@@ -27,10 +27,10 @@ from eqcheck.transparent.attribution.lost_drafts import DOUBTFUL, LosingRound, l
 from eqcheck.transparent.attribution.other_rows import said_of_query
 from eqcheck.transparent.attribution.reading import query_of
 from eqcheck.transparent.attribution.writes import NOT_DRAFTED_ON, Label, Sequences, Write, writes
-from eqcheck.transparent.decoding.rounds import Round
-from eqcheck.transparent.decoding.run import Run
+from eqcheck.transparent.decoding import Run
 from eqcheck.transparent.hashlm.hashing import CALL, COLUMN, MODEL, ROW, truncated
 from eqcheck.transparent.hashlm.trace import DRAFT, Call
+from eqcheck.transparent.rounds import Round
 
 DROPPED = "lost-bonus"
 READ = ("wrong-context", DOUBTFUL, "altered", "lost", DROPPED)  # losses of which the draft's calls may show the cause

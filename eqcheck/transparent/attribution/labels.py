@@ -19,7 +19,7 @@ import numpy as np
 from eqcheck.core.result.outcome import common_start
 from eqcheck.transparent.attribution.branches import Block, grows_trees
 from eqcheck.transparent.attribution.writes import Label, Record, Sequences, Write, overwritten, self_hidden, writes
-from eqcheck.transparent.decoding.run import Run
+from eqcheck.transparent.decoding import Run
 from eqcheck.transparent.hashlm.hashing import MODEL
 from eqcheck.transparent.hashlm.trace import DRAFT, TARGET, Call, Trace
 

@@ -14,7 +14,7 @@ from eqcheck.core.case.record import Case
 from eqcheck.core.explanation.records import Explanation
 from eqcheck.core.explanation.text import Leak, SequencedRequest, leak_words
 from eqcheck.core.result.outcome import HANG, Outcome
-from eqcheck.transparent.decoding.run import Run
+from eqcheck.transparent.decoding import Run
 from eqcheck.transparent.hashlm.hashing import LAYERS, MODEL, OTHER_WEIGHTS, POSITION
 from eqcheck.transparent.hashlm.trace import TARGET
 from eqcheck.transparent.truth.continuation import continue_row

@@ -54,11 +54,11 @@ from eqcheck.core.explanation.notice import Notice
 from eqcheck.core.result.outcome import Loss, LossesOf
 from eqcheck.core.result.tally import Losing
 from eqcheck.transparent.attribution.branches import seen_in_block
-from eqcheck.transparent.decoding.rounds import Round
-from eqcheck.transparent.decoding.run import Run, Schedule
+from eqcheck.transparent.decoding import Run, Schedule
 from eqcheck.transparent.hashlm import hashing
 from eqcheck.transparent.hashlm.hashing import LAYERS, Ints, States
 from eqcheck.transparent.hashlm.trace import DRAFT, TARGET, Call, HeadCall
+from eqcheck.transparent.rounds import Round
 
 # The losses of a draft model in one run, as counts that `eqcheck.transparent.attribution.lost_drafts` describes.
 

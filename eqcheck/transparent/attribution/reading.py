@@ -50,7 +50,7 @@ from eqcheck.transparent.attribution.other_rows import said_of_query
 from eqcheck.transparent.attribution.story import Turns
 from eqcheck.transparent.attribution.token_origins import Sources, fed_instead
 from eqcheck.transparent.attribution.writes import Label, Record, Write
-from eqcheck.transparent.decoding.run import Run
+from eqcheck.transparent.decoding import Run
 from eqcheck.transparent.hashlm.hashing import truncated
 from eqcheck.transparent.hashlm.trace import TARGET
 

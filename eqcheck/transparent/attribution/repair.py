@@ -18,8 +18,8 @@ from eqcheck.contract.family import FAMILY, Family
 from eqcheck.core.explanation.records import Explanation, Opinion
 from eqcheck.transparent.attribution.labels import Labels, labels_of
 from eqcheck.transparent.attribution.writes import NO_WRITE, Label, Write
-from eqcheck.transparent.decoding.harness import run as run_case
-from eqcheck.transparent.decoding.run import Run
+from eqcheck.transparent.decoding import Run
+from eqcheck.transparent.decoding import run as run_case
 from eqcheck.transparent.hashlm import hashing
 from eqcheck.transparent.hashlm.hashing import CALL, COLUMN, MODEL, ROW, Bools, Ints, Words
 from eqcheck.transparent.hashlm.trace import DRAFT, TARGET, Call, Fix, Trace

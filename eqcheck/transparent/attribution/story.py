@@ -31,7 +31,7 @@ from eqcheck.transparent.attribution.context import Context, read
 from eqcheck.transparent.attribution.entries import Entry, entries
 from eqcheck.transparent.attribution.labels import Labels, labels_of
 from eqcheck.transparent.attribution.writes import Label, Write, self_hidden
-from eqcheck.transparent.decoding.run import Run
+from eqcheck.transparent.decoding import Run
 from eqcheck.transparent.hashlm.hashing import Bools, table_row, truncated
 from eqcheck.transparent.hashlm.trace import DRAFT, TARGET, Call
 

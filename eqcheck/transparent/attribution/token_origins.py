@@ -15,7 +15,7 @@ from eqcheck.core.explanation.statements import Statement, basis, state, togethe
 from eqcheck.transparent.attribution.bookkeeping import CommitKnowledge, Told, WrongToken
 from eqcheck.transparent.attribution.labels import Labels, sees_twins
 from eqcheck.transparent.attribution.writes import Label, Write, self_hidden, writes
-from eqcheck.transparent.decoding.run import Run
+from eqcheck.transparent.decoding import Run
 from eqcheck.transparent.hashlm.trace import DRAFT, Call
 from eqcheck.transparent.truth.continuation import digests_of
 

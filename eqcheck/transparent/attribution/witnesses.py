@@ -43,13 +43,12 @@ from eqcheck.transparent.attribution.reading import Reader
 from eqcheck.transparent.attribution.repair import PLACE, repair
 from eqcheck.transparent.attribution.token_origins import Sources
 from eqcheck.transparent.attribution.writes import Write
-from eqcheck.transparent.decoding.harness import run as run_case
-from eqcheck.transparent.decoding.harness import truth_of
-from eqcheck.transparent.decoding.run import Run, Schedule, Truth
+from eqcheck.transparent.decoding import Run, Schedule, Truth, truth_of
+from eqcheck.transparent.decoding import run as run_case
 from eqcheck.transparent.drawing import apart, unused_id
 from eqcheck.transparent.hashlm.hashing import UNEVEN, logits_table, score_table, table_row
 from eqcheck.transparent.hashlm.trace import Call
-from eqcheck.transparent.truth.logprobs import EXACT
+from eqcheck.transparent.truth.continuation import EXACT
 
 # The origin of a log-probability that was returned for a token and is not the token's: another row's, or a column's.
 #

@@ -23,7 +23,6 @@ from eqcheck.contract.cache_names import cache_of, cache_output, installed_name,
 from eqcheck.contract.errors import Unsupported, of_a_library
 from eqcheck.contract.family import FAMILY
 from eqcheck.transparent.hashlm import hashing
-from eqcheck.transparent.hashlm.caches import install_state
 from eqcheck.transparent.hashlm.hashing import Bools, Ints, Spread, Words, ranked
 from eqcheck.transparent.hashlm.parts import (
     POSITIONS,
@@ -31,6 +30,7 @@ from eqcheck.transparent.hashlm.parts import (
     HashHead,
     Offers,
     Script,
+    install_state,
     integers,
     masks_of,
     numbers,

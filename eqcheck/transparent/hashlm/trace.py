@@ -130,7 +130,7 @@ class Uses:
 
 class Watcher(Protocol):
     """A listener that is told of the keys and values that models write and are handed; see
-    `eqcheck.transparent.memory.ledger`.
+    `eqcheck.transparent.memory`.
     """
 
     def mark(self, tensor: Any) -> None: ...

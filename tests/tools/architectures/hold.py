@@ -12,7 +12,7 @@ import torch
 
 from architectures.build import Model, built
 from eqcheck.contract.errors import UsageError, one_line
-from eqcheck.transparent.oracle.check import Oracle
+from eqcheck.transparent.oracle import Oracle
 
 PROMPTS = [[5, 9, 2, 44], [7, 3], [3, 3, 8, 1, 60, 21]]
 LIMIT = 8

@@ -19,7 +19,7 @@ import torch
 from comparison.models import CUSTOMARY, EOS, SPREAD, VOCAB, Limited, Network, Remembering, draft, finite_masks, greedy
 from comparison.models import target as build_target
 from eqcheck.contract.decoders import Generate, Request
-from eqcheck.transparent.decoding.run import cut
+from eqcheck.transparent.decoding import cut
 
 Rows = list[list[int]]
 

@@ -15,7 +15,7 @@ from tiny import VOCABULARY, noisy, tiny
 
 from eqcheck import Unsupported
 from eqcheck.contract.decoders import Generate, Request
-from eqcheck.transparent.decoding.run import cut
+from eqcheck.transparent.decoding import cut
 
 KINDS = ("llama", "gpt2")
 CASES = 24  # of each kind

@@ -21,8 +21,7 @@ from eqcheck.core.result.outcome import Verdict, check_rows
 from eqcheck.transparent.attribution.labels import Labels, labels_of
 from eqcheck.transparent.attribution.reading import Reader
 from eqcheck.transparent.attribution.writes import Label, Write
-from eqcheck.transparent.decoding.rounding import after, answered, answers_to
-from eqcheck.transparent.decoding.run import Run, Truth, cut
+from eqcheck.transparent.decoding import Run, Truth, after, answered_rightly, answers_to, cut
 from eqcheck.transparent.hashlm.hashing import MODEL
 from eqcheck.transparent.hashlm.trace import DRAFT, TARGET, Trace
 from eqcheck.transparent.real.shadow import Shadow
@@ -345,7 +344,7 @@ def _with(run: Run, row: int, tokens: Sequence[int]) -> Run:
 def _after_ties(run: Run, oracle: AnyOracle) -> Run:
     """The run with a truth that goes on after tokens which a query that saw exactly its row was answered with."""
     for row in range(len(run.case.prompts)):
-        while (index := answered(run, row)) is not None:
+        while (index := answered_rightly(run, row)) is not None:
             run = after(run, row, index, _more(oracle))
     return run
 

@@ -1,1 +1,0 @@
-"""One decode of a case, and everything that was recorded of it."""
