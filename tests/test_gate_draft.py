@@ -160,7 +160,11 @@ def test_corrections_from_the_law_of_the_target_show_where_the_draft_is_known(
 def test_equivalent_says_which_laws_would_have_been_seen(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
-    for place in ("gate.bets", "gate.run", "truth.evidence"):  # fewer rows do for a bound that is looser
+    for place in (
+        "gate.bets",
+        "gate.comparison",
+        "transparent.truth.rounding_evidence",
+    ):  # fewer rows do for a bound that is looser
         monkeypatch.setattr(f"eqcheck.{place}.CROSSES", 20.0)
     with with_draft(Speculating()) as all_:
         assert main(["gate", *(all_ if known else all_[:-2]), *SAMPLED, "--requests", "56"]) == 0

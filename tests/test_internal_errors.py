@@ -90,7 +90,7 @@ def only_of_queries(own: Callable[..., Any]) -> Callable[..., Any]:
 def rendering(patch: pytest.MonkeyPatch) -> None:
     from eqcheck.core.explanation.text import render
 
-    for place in ("report.build", "store.casefile", "campaign.loop"):
+    for place in ("report.build", "core.store.casefile", "audit.loop"):
         patch.setattr(f"eqcheck.{place}.render", only_of_queries(render))
 
 

@@ -88,7 +88,8 @@ def test_a_file_that_is_no_report_is_refused(change: dict[str, Any], message: st
 def test_reading_a_case_or_a_report_imports_no_model() -> None:
     case = committed("reports/showcase/*/cases/*.json")[0]
     code = (
-        "import sys\nfrom pathlib import Path\nimport eqcheck.report\nfrom eqcheck.core.store.casefile import read_case\n"
+        "import sys\nfrom pathlib import Path\n"
+        "import eqcheck.report\nfrom eqcheck.core.store.casefile import read_case\n"
         f"eqcheck.report.load(Path({str(REPORTS[-1])!r}))\nread_case(Path({str(case)!r}))\n"
         "from eqcheck.report.markdown import to_markdown\n"
         "print([name for name in ('torch', 'transformers', 'hypothesis', 'numpy') if name in sys.modules])"

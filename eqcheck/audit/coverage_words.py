@@ -117,7 +117,7 @@ TRANSPARENT = About(
         "cache_state": "cache state",
         "num_draft_tokens": "K",
     },
-    losses={  # the counts of `eqcheck.transparent.attribution.lost_drafts` and `eqcheck.transparent.attribution.lost_drafts`
+    losses={  # the counts of `eqcheck.transparent.attribution.lost_drafts`
         "rounds": "rounds of rows with correct output",
         "ideal": "rounds that a draft in sync with its row would need",
         "allowed": "draft tokens that should be accepted",

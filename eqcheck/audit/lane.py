@@ -186,6 +186,10 @@ class Lane(ABC):
 
 OF_SAMPLED_ROWS = ("temperature", "top-k", "top-p", "min-p", "seeds")
 """Capabilities that are tested where rows are sampled."""
+LESS = ("float16", "bfloat16")  # than float32
+EXACT_LAW = "full"  # the checkpoint on which rows of such engines sample
+ROW_OPTIONS = {"row-limits", "row-eos", *(name.replace("_", "-") for name in SCORING)}
+"""Capabilities of which cases on the transparent target have none: rows with these options decode a checkpoint."""
 BESIDE = 3  # for so many cases of the transparent target one on a checkpoint, which takes as long as some of these
 _MOST_SAMPLED = 400  # cases: with fewer of them there are as many tokens as are ever counted
 

@@ -9,17 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 
-from eqcheck.audit.lane import BESIDE, Lane, shares
+from eqcheck.audit.lane import BESIDE, EXACT_LAW, LESS, ROW_OPTIONS, Lane, shares
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.family import FAMILY, LLAMA
-from eqcheck.contract.options import SCORING
 from eqcheck.contract.profiles import Draw
 from eqcheck.core.result.findings import Audit, Options
-
-LESS = ("float16", "bfloat16")  # than float32
-EXACT_LAW = "full"  # the checkpoint on which rows of such engines sample
-ROW_OPTIONS = {"row-limits", "row-eos", *(name.replace("_", "-") for name in SCORING)}
-"""Capabilities of which cases on the transparent target have none: rows with these options decode a checkpoint."""
 
 
 def lanes_of(decoder: Decoder, options: Options) -> list[Lane]:

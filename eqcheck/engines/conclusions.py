@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from eqcheck.audit.coverage_words import CHECKPOINT
-from eqcheck.audit.lanes import EXACT_LAW, LESS
+from eqcheck.audit.lane import EXACT_LAW, LESS
 from eqcheck.contract.decoders import CAPABILITIES, Decoder
 from eqcheck.contract.errors import one_line
 from eqcheck.core.explanation.notice import INCONCLUSIVE, VACUOUS, Notice

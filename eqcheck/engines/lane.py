@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from eqcheck.audit.lane import OF_SAMPLED_ROWS, REPEATS, Lane
-from eqcheck.audit.lanes import LESS, ROW_OPTIONS
+from eqcheck.audit.lane import LESS, OF_SAMPLED_ROWS, REPEATS, ROW_OPTIONS, Lane
 from eqcheck.audit.workers.interpreter import InterpreterWorker, environment
 from eqcheck.audit.workers.interpreter import Judge as Judged
 from eqcheck.audit.workers.worker import Workers

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eqcheck.audit.lanes import EXACT_LAW, LESS
+from eqcheck.audit.lane import EXACT_LAW, LESS
 from eqcheck.audit.workers.interpreter import environment
 from eqcheck.audit.workers.worker import Workers
 from eqcheck.contract.decoders import Decoder, hook

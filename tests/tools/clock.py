@@ -48,17 +48,17 @@ class Clock:
 
 
 TRANSPARENT = (
-    "campaign.loop",
-    "campaign.pace",
-    "lanes.lane",
-    *(f"lanes.transparent.{name}" for name in ("coverage", "sequences")),
+    "audit.loop",
+    "audit.time_budget",
+    "audit.lane",
+    *(f"transparent.{name}" for name in ("coverage", "sequences")),
     "shrinking.engine",
 )
 CHECKPOINT = (
-    "campaign.loop",
-    "campaign.pace",
-    "lanes.lane",
-    *(f"lanes.checkpoint.{name}" for name in ("investigate",)),
-    *(f"lanes.sampling.{name}" for name in ("engine", "judge", "lane")),
+    "audit.loop",
+    "audit.time_budget",
+    "audit.lane",
+    *(f"engines.{name}" for name in ("investigate",)),
+    *(f"sampling.{name}" for name in ("engine_target", "judge", "lane")),
     "shrinking.engine",
 )
