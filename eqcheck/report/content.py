@@ -19,7 +19,7 @@ from eqcheck.core.explanation.text import Part, kinds_known, parts, slot_lines
 from eqcheck.core.explanation.token_words import shown_of
 from eqcheck.core.result.declining import summary
 from eqcheck.core.result.findings import STANDINGS
-from eqcheck.core.result.tally import PAIRED, Pair, gathered_by_chance
+from eqcheck.core.result.tally import PAIRED, Pair, Untried, gathered_by_chance
 from eqcheck.report.schema import Report, ReportedViolation
 
 STANDING = {"violation": "FAIL", "discovery": "DISCOVERY", "inconclusive": "INCONCLUSIVE", "slow": "SLOW"}
@@ -84,7 +84,7 @@ class Content:
     @property
     def not_taken(self) -> str:
         """One line that names the cache states which the decoder does not take; empty when it takes all."""
-        states = [state for state, cases in self.r.cache_states.items() if isinstance(cases, str)]
+        states = [state for state, cases in self.r.cache_states.items() if cases == Untried.NOT_TAKEN.value]
         return f"not tested, since cache_states= does not claim them: {', '.join(states)}" if states else ""
 
     @property

@@ -15,7 +15,7 @@ from eqcheck.core.explanation.records import many
 from eqcheck.core.result import declining
 from eqcheck.core.result.conditions import BY_CHANCE, conditions
 from eqcheck.core.result.findings import ENOUGH_TO_CALL_STALE, Audit, Finding
-from eqcheck.core.result.tally import ENDS_EARLY, Alike, gathered_by_chance
+from eqcheck.core.result.tally import ENDS_EARLY, Alike, Untried, gathered_by_chance
 from eqcheck.transparent.attribution.bookkeeping import Ending, endings
 from eqcheck.transparent.attribution.lost_drafts import all_warnings, but_for_windows, by_cause, lost, settled
 from eqcheck.transparent.coverage import vacuous
@@ -232,9 +232,9 @@ def _cache_states(result: Audit) -> dict[str, int | str]:
     states: dict[str, int | str] = {}
     for state in CACHE_STATES:
         idle = state == "wrapped" and not any(FAMILY[name].layer_types for name in result.families)
-        states[state] = "not applicable" if idle else counts["cache_state", state]
+        states[state] = Untried.NOT_APPLICABLE.value if idle else counts["cache_state", state]
         if state not in result.decoder.cache_states:
-            states[state] = "not taken"
+            states[state] = Untried.NOT_TAKEN.value
     return states
 
 

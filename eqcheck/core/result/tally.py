@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from enum import Enum
 from itertools import combinations
 from math import exp, lgamma
 from typing import Any, NamedTuple
@@ -54,6 +55,13 @@ class ServedCase(NamedTuple):
     drafter: str
     status: str
     why: str = ""
+
+
+class Untried(Enum):
+    """Say why no case tried a state of the cache; the value stands in reports in place of a count."""
+
+    NOT_TAKEN = "not taken"
+    NOT_APPLICABLE = "not applicable"
 
 
 class Pair(NamedTuple):
