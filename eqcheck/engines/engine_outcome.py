@@ -73,7 +73,7 @@ class EngineOutcome(Outcome):
 
     @property
     def look(self) -> Look | None:
-        """The look of the wrong rows, a wrong token before all else; None where none is wrong, or the cause is known."""
+        """The look of the wrong rows, a wrong token before others; None where none is wrong or the cause is known."""
         looks = [_look(self.case.rows[row.row], row) for row in self.wrong] if self.explanation is None else []
         return WRONG_TOKEN if WRONG_TOKEN in looks else next(iter(looks), None)
 
