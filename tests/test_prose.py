@@ -154,11 +154,11 @@ def test_docstrings_and_comments_begin_with_a_whole_thought() -> None:
 # errors and bets in the tables of samplers; gate/ has a report of its own, whose words need all of the gate.
 
 MOST_SENTENCES = {
-    "eqcheck/audit/": 5,
+    "eqcheck/audit/": 24,
     "eqcheck/audit/coverage_words.py": 123,
-    "eqcheck/engines/": 27,
+    "eqcheck/engines/": 51,
     "eqcheck/engines/abduction/": 183,
-    "eqcheck/gate/": 83,
+    "eqcheck/gate/": 84,
     "eqcheck/sampling/": 26,
     "eqcheck/sampling/betting/": 78,
     "eqcheck/transparent/": 19,

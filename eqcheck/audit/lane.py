@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from eqcheck.contract.decoders import Decoder
+from eqcheck.contract.options import SCORING
 from eqcheck.contract.requirements import unmet
 from eqcheck.core.result.claims import Claim, Unreached, untested
 from eqcheck.core.result.findings import Audit, Finding, Options

@@ -121,7 +121,7 @@ def concluded(audits: list[Audit]) -> Audit:
     result, *others = audits
     for other in others:
         result.join(other)
-    # What no case exercised is no news where the drawing ended early, or most rows go wrong before it.
+    # A feature that no case exercised is no news where the drawing ended early, or most rows go wrong before it.
     if _failed_fast(result) or _hidden(result):  # it ended, or the rows did, before there could be more
         result.warnings = [said for said in result.warnings if not isinstance(said, Notice) or said.kind != VACUOUS]
     result.unreached = [left for left in result.unreached if not result.tally.tested[left.claim]]

@@ -58,7 +58,7 @@ def replay(
     families = (stored.case.family,) if stored.case.lane == "transparent" else ()
     asked = Options(families=families, case_timeout=timeout, isolate=isolate, case_memory=memory, python=python or "")
     lane = new_lane(stored.case.lane, decoder, asked)
-    # What the decoder does not take is asked before it is decoded: a case that it declines is no failure.
+    # Options that the decoder does not take are looked for before it is decoded: a case that it declines is no failure.
     declined = refused(stored.case, decoder.requires)
     if not declined:
         try:

@@ -371,7 +371,7 @@ def _between(rows: Sequence[EngineRow]) -> list[int]:
         begins = row.prompt[:KV_BLOCK]
         if len(begins) < KV_BLOCK:
             continue
-        # As many blocks of others as fit into the cache: with more the beginning is gone when it comes again.
+        # All blocks of others that fit into the cache: with more the beginning is gone when it comes again.
         since = rows[begun[begins] + 1 : number] if begins in begun else ()
         others = [len(other.prompt) for other in since if other.prompt[:KV_BLOCK] != begins]
         if others:

@@ -39,7 +39,7 @@ class Sign(Enum):
     LOSSY = "lossy"
 
 
-class Change(Enum):
+class EditKind(Enum):
     """Say what an edit does with the context before a wrong token."""
 
     WITHOUT = "without"
@@ -52,10 +52,10 @@ class Change(Enum):
     BEHIND = "behind"
 
 
-class ContextEdit(NamedTuple):
+class AskedEdit(NamedTuple):
     """An edit of the context: what changes, and the number of the token, of the block or of the other request."""
 
-    change: Change
+    change: EditKind
     number: int = 0
 
 
@@ -69,7 +69,7 @@ class EditCause:
 
     component: str
     kind: str
-    edit: ContextEdit | None = None
+    edit: AskedEdit | None = None
     given: int = 0
     of: int = 0
     chance: float = 1.0
@@ -84,15 +84,15 @@ class EditCause:
 
 
 UNATTRIBUTED = EditCause("unattributed", "unattributed")
-KINDS_OF: Mapping[Change, tuple[str, str]] = {
-    Change.WITHOUT: ("cache", "missing-entry"),
-    Change.TWICE: ("cache", "duplicate-entry"),
-    Change.DRAFT: ("cache", "stale-entry"),
-    Change.DRAFTS: ("cache", "stale-entry"),
-    Change.ROW: ("cache", "wrong-row"),
-    Change.INPUT: ("cache", "wrong-row"),
-    Change.BLOCK: ("cache", "missing-entry"),
-    Change.BEHIND: ("cache", "missing-entry"),
+KINDS_OF: Mapping[EditKind, tuple[str, str]] = {
+    EditKind.WITHOUT: ("cache", "missing-entry"),
+    EditKind.TWICE: ("cache", "duplicate-entry"),
+    EditKind.DRAFT: ("cache", "stale-entry"),
+    EditKind.DRAFTS: ("cache", "stale-entry"),
+    EditKind.ROW: ("cache", "wrong-row"),
+    EditKind.INPUT: ("cache", "wrong-row"),
+    EditKind.BLOCK: ("cache", "missing-entry"),
+    EditKind.BEHIND: ("cache", "missing-entry"),
 }
 
 
@@ -106,7 +106,7 @@ def cause(gate: Gate, wrong: Sequence[Row]) -> EditCause:
     kept, chances = _follows_draft(gate)
     if chances >= FEW and kept > ALONE * chances:
         return EditCause("unattributed", "unattributed", given=kept, of=chances, sign=Sign.SERVES_DRAFT)
-    hits: dict[ContextEdit, int] = {}
+    hits: dict[AskedEdit, int] = {}
     tried = 0
     for row, edits in ((row, list(_edits(gate, row))) for row in looked_at):
         at = row.beyond(gate.threshold)
@@ -206,7 +206,7 @@ def _differs(gate: Gate, row: Row) -> bool:
     )
 
 
-def _edits(gate: Gate, row: Row) -> Iterator[tuple[ContextEdit, tuple[int, ...]]]:
+def _edits(gate: Gate, row: Row) -> Iterator[tuple[AskedEdit, tuple[int, ...]]]:
     """Yield edits, each with the edited context before the row's first wrong token."""
     at = row.beyond(gate.threshold)
     assert at is not None
@@ -215,26 +215,26 @@ def _edits(gate: Gate, row: Row) -> Iterator[tuple[ContextEdit, tuple[int, ...]]
     for back in range(2, NEAR + 1):  # the last token itself is fed to the model
         if last - back > 0:
             place = last - back
-            yield ContextEdit(Change.WITHOUT, back - 1), (*context[:place], *context[place + 1 :])
-            yield ContextEdit(Change.TWICE, back - 1), (*context[: place + 1], *context[place:])
+            yield AskedEdit(EditKind.WITHOUT, back - 1), (*context[:place], *context[place + 1 :])
+            yield AskedEdit(EditKind.TWICE, back - 1), (*context[: place + 1], *context[place:])
     for back in range(1, min(NEAR, at) + 1):
         place = last - back
         for token in _refused(row, at - back):
-            yield ContextEdit(Change.DRAFT, back), (*context[:place], token, *context[place:])
+            yield AskedEdit(EditKind.DRAFT, back), (*context[:place], token, *context[place:])
     if row.by_draft and (kept := list(_with_rejected(row, at))) != list(row.answer.tokens[:at]):
-        yield ContextEdit(Change.DRAFTS), (*row.answer.prompt, *kept)
+        yield AskedEdit(EditKind.DRAFTS), (*row.answer.prompt, *kept)
     # The sizes of the server's pages and windows are not known: pages of one size are tried, and windows of four.
     for number in range((last - 1) // BLOCK):
-        yield ContextEdit(Change.BLOCK, number), (*context[: number * BLOCK], *context[(number + 1) * BLOCK :])
+        yield AskedEdit(EditKind.BLOCK, number), (*context[: number * BLOCK], *context[(number + 1) * BLOCK :])
     for size in (BLOCK, 2 * BLOCK, 4 * BLOCK, 8 * BLOCK):
         if size < last - BLOCK:  # else it is the first block that is left out
-            yield ContextEdit(Change.BEHIND, size), context[-size:]
+            yield AskedEdit(EditKind.BEHIND, size), context[-size:]
     for other_row in gate.rows:
         if other_row is not row and abs(other_row.request - row.request) == 1 and other_row.concurrency > 1:
             its = (*other_row.answer.prompt, *other_row.answer.tokens)[: last - 1]
-            yield ContextEdit(Change.ROW, other_row.request - row.request), (*its, context[-1])
+            yield AskedEdit(EditKind.ROW, other_row.request - row.request), (*its, context[-1])
             if at and other_row.answer.tokens[at - 1 : at]:
-                edit = ContextEdit(Change.INPUT, other_row.request - row.request)
+                edit = AskedEdit(EditKind.INPUT, other_row.request - row.request)
                 yield edit, (*context[:-1], other_row.answer.tokens[at - 1])
 
 
@@ -253,7 +253,7 @@ def _with_rejected(row: Row, at: int) -> Iterator[int]:
         yield place.token
 
 
-def _leading(hits: Mapping[ContextEdit, int], of: int, tried: int) -> EditCause:
+def _leading(hits: Mapping[AskedEdit, int], of: int, tried: int) -> EditCause:
     """Return the edit that gives most wrong tokens, if that is beyond chance; other edits give the rate of chance."""
     if not hits:
         return UNATTRIBUTED
@@ -281,7 +281,7 @@ FAR = 5  # tokens
 YES, NO, NONE_BEFORE = "yes", "no", "none before"  # values of conditions
 
 
-class Condition(Enum):
+class GateCondition(Enum):
     """A condition that wrong rows may share; its value is its name in the report."""
 
     CONCURRENCY = "concurrency"
@@ -296,16 +296,18 @@ class Condition(Enum):
     SINCE = "tokens since the last rejected draft"
 
 
-_CONDITIONS: Mapping[Condition, Callable[[Gate, Row], str]] = {
-    Condition.CONCURRENCY: lambda gate, row: str(row.concurrency),
-    Condition.PLACE: lambda gate, row: "first" if not row.place else "later",
-    Condition.PROMPT: lambda gate, row: gate.prompt_kinds[row.request % len(gate.prompt_kinds)],
-    Condition.LENGTH: lambda gate, row: str(len(row.answer.prompt) % 16),
-    Condition.BEGINS: lambda gate, row: _yes(_begun(gate, row)),
-    Condition.REQUEST: lambda gate, row: f"first {FIRST}" if row.request < FIRST else "later",
-    Condition.BESIDE: lambda gate, row: _yes(row.beside),
-    Condition.STOP: lambda gate, row: _yes(bool(row.asked.stops)),
-    Condition.ENDS: lambda gate, row: reason if (reason := row.answer.finish_reason) in ("stop", "length") else "other",
+_CONDITIONS: Mapping[GateCondition, Callable[[Gate, Row], str]] = {
+    GateCondition.CONCURRENCY: lambda gate, row: str(row.concurrency),
+    GateCondition.PLACE: lambda gate, row: "first" if not row.place else "later",
+    GateCondition.PROMPT: lambda gate, row: gate.prompt_kinds[row.request % len(gate.prompt_kinds)],
+    GateCondition.LENGTH: lambda gate, row: str(len(row.answer.prompt) % 16),
+    GateCondition.BEGINS: lambda gate, row: _yes(_begun(gate, row)),
+    GateCondition.REQUEST: lambda gate, row: f"first {FIRST}" if row.request < FIRST else "later",
+    GateCondition.BESIDE: lambda gate, row: _yes(row.beside),
+    GateCondition.STOP: lambda gate, row: _yes(bool(row.asked.stops)),
+    GateCondition.ENDS: lambda gate, row: (
+        reason if (reason := row.answer.finish_reason) in ("stop", "length") else "other"
+    ),
 }
 
 
@@ -322,7 +324,7 @@ def _begun(gate: Gate, row: Row) -> bool:
 def conditions_of(gate: Gate, rows: Sequence[Row]) -> dict[str, dict[str, list[int]]]:
     """Count for each condition with several values, and each value, how many of the rows are wrong, of how many.
 
-    Under `Condition.SINCE` first wrong tokens are counted, of all tokens up to them.
+    Under `GateCondition.SINCE` first wrong tokens are counted, of all tokens up to them.
     """
     wrong, table = {id(row) for row in rows}, dict[str, dict[str, list[int]]]()
     sampled = any(row.asked.temperature for row in rows)
@@ -333,7 +335,7 @@ def conditions_of(gate: Gate, rows: Sequence[Row]) -> dict[str, dict[str, list[i
                 count = counts.setdefault(value_of(gate, row), [0, 0])
                 count[0], count[1] = count[0] + (id(row) in wrong), count[1] + 1
         table[condition.value] = counts
-    table[Condition.SINCE.value] = _since_rejection(gate, wrong)
+    table[GateCondition.SINCE.value] = _since_rejection(gate, wrong)
     ordered = {name: sorted(counts.items(), key=lambda pair: (len(pair[0]), pair[0])) for name, counts in table.items()}
     return {name: dict(counts) for name, counts in ordered.items() if len(counts) > 1}
 
@@ -358,7 +360,7 @@ def _since_rejection(gate: Gate, wrong: Collection[int]) -> dict[str, list[int]]
 class Telling(NamedTuple):
     """A condition and its values at which more rows are wrong than otherwise."""
 
-    condition: Condition
+    condition: GateCondition
     values: tuple[str, ...]
     wrong: int
     rows: int
@@ -369,14 +371,14 @@ class Telling(NamedTuple):
 def telling(conditions: Counts) -> Telling | None:
     """Return the condition under which wrong rows are most unlikely to gather by chance, or None.
 
-    Of `Condition.CONCURRENCY` a value and all above it are taken together, too. Chance is the tail of the
+    Of `GateCondition.CONCURRENCY` a value and all above it are taken together, too. Chance is the tail of the
     hypergeometric distribution, times the number of choices.
 
     >>> telling({"concurrency": {"1": [0, 40], "4": [29, 30], "16": [20, 20]}, "request": {"later": [49, 90]}})[1:]
     (('4', '16'), 49, 50, 0, 40)
     >>> telling({"has a stop": {"no": [5, 30], "yes": [2, 10]}})
     """
-    every = [(Condition(name), counts) for name, counts in conditions.items()]
+    every = [(GateCondition(name), counts) for name, counts in conditions.items()]
     choices = [(one, counts, values) for one, counts in every for values in _choices(one, list(counts))]
     candidates = []
     for condition, counts, values in choices:
@@ -391,8 +393,8 @@ def telling(conditions: Counts) -> Telling | None:
     return best if chance * len(candidates) <= BY_CHANCE else None
 
 
-def _choices(condition: Condition, values: list[str]) -> list[tuple[str, ...]]:
+def _choices(condition: GateCondition, values: list[str]) -> list[tuple[str, ...]]:
     from_here_on = (
-        [tuple(values[at:]) for at in range(1, len(values) - 1)] if condition is Condition.CONCURRENCY else []
+        [tuple(values[at:]) for at in range(1, len(values) - 1)] if condition is GateCondition.CONCURRENCY else []
     )
     return [*((value,) for value in values), *from_here_on]

@@ -26,11 +26,11 @@ from eqcheck.gate.cause import (
     NONE_BEFORE,
     TIMES,
     YES,
-    Change,
-    Condition,
-    ContextEdit,
+    AskedEdit,
     Counts,
     EditCause,
+    EditKind,
+    GateCondition,
     Sign,
     telling,
 )
@@ -208,19 +208,19 @@ def _whose(why: EditCause) -> str:
     return f"{why.by_draft[0]} of {why.by_draft[1]} wrong tokens are the draft's own choice."
 
 
-def _edited(gate: Gate, edit: ContextEdit) -> str:
+def _edited(gate: Gate, edit: AskedEdit) -> str:
     change, number = edit
     first, back = number * BLOCK, many(number, "token")
     whose = "the plain server's second choice stands in for it" if gate.draft is None else "the draft's choice"
     return {
-        Change.WITHOUT: f"If {_before(number)} is missing from the context",
-        Change.TWICE: f"If {_before(number)} is in the context twice",
-        Change.DRAFT: f"If a rejected draft token stays in the context {back} back ({whose})",
-        Change.DRAFTS: "If every rejected draft token stays in the context",
-        Change.ROW: f"If the context is that of the request {_next(number)}",
-        Change.INPUT: f"If the last token fed is that of the request {_next(number)}",
-        Change.BLOCK: f"If tokens {first} to {first + BLOCK - 1} are missing from the context",
-        Change.BEHIND: f"If only the last {number} tokens are in the context",
+        EditKind.WITHOUT: f"If {_before(number)} is missing from the context",
+        EditKind.TWICE: f"If {_before(number)} is in the context twice",
+        EditKind.DRAFT: f"If a rejected draft token stays in the context {back} back ({whose})",
+        EditKind.DRAFTS: "If every rejected draft token stays in the context",
+        EditKind.ROW: f"If the context is that of the request {_next(number)}",
+        EditKind.INPUT: f"If the last token fed is that of the request {_next(number)}",
+        EditKind.BLOCK: f"If tokens {first} to {first + BLOCK - 1} are missing from the context",
+        EditKind.BEHIND: f"If only the last {number} tokens are in the context",
     }[change]
 
 
@@ -235,15 +235,15 @@ def _next(number: int) -> str:
 # The words of conditions
 
 _PHRASES = {
-    Condition.PLACE: {"first": "the first of requests that run together", "later": "requests after the first"},
-    Condition.BESIDE: {YES: "sampled rows in the batch", NO: "no sampled rows in the batch"},
-    Condition.STOP: {YES: "a stop token", NO: "no stop token"},
-    Condition.REQUEST: {"later": "later requests"},
-    Condition.BEGINS: {
+    GateCondition.PLACE: {"first": "the first of requests that run together", "later": "requests after the first"},
+    GateCondition.BESIDE: {YES: "sampled rows in the batch", NO: "no sampled rows in the batch"},
+    GateCondition.STOP: {YES: "a stop token", NO: "no stop token"},
+    GateCondition.REQUEST: {"later": "later requests"},
+    GateCondition.BEGINS: {
         YES: "prompts that begin like an earlier one",
         NO: "prompts that do not begin like an earlier one",
     },
-    Condition.SINCE: {NONE_BEFORE: "no rejected draft before"},
+    GateCondition.SINCE: {NONE_BEFORE: "no rejected draft before"},
 }
 
 
@@ -261,20 +261,20 @@ def condition_line(conditions: Counts) -> str:
     return f"{often} with {_phrase(side.condition, side.values)} {counts}"
 
 
-def _phrase(condition: Condition, values: Sequence[str]) -> str:
+def _phrase(condition: GateCondition, values: Sequence[str]) -> str:
     value = values[0]
     if value in (phrases := _PHRASES.get(condition, {})):
         return phrases[value]
-    if condition is Condition.CONCURRENCY:
+    if condition is GateCondition.CONCURRENCY:
         return f"{value} or more requests at once" if len(values) > 1 else f"{many(int(value), 'request')} at once"
-    if condition is Condition.SINCE:
+    if condition is GateCondition.SINCE:
         after = many(int(value), "token") if value.isdigit() else f"{value} tokens"
         return f"{after} after the last rejected draft"
-    if condition is Condition.PROMPT:
+    if condition is GateCondition.PROMPT:
         return f"prompts of the kind {value!r}"
-    if condition is Condition.ENDS:
+    if condition is GateCondition.ENDS:
         return f"finish_reason {value!r}"
-    if condition is Condition.LENGTH:
+    if condition is GateCondition.LENGTH:
         return f"prompt lengths of 16n + {value}"
     return f"the {value} requests"
 

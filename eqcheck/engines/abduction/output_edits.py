@@ -111,7 +111,7 @@ def wrong_end(evidence: Evidence) -> tuple[Hypothesis, int, int] | None:
 
 
 def _wrong_end_of(evidence: Evidence, row: int) -> tuple[Hypothesis, int, int] | None:
-    """How a row ends wrongly, and the index of the first token that shows it; None where it ends where it should."""
+    """The wrong end of a row, and the index of the first token that shows it; None where it ends where it should."""
     output, right, options = evidence.returned[row], evidence.outputs[row], evidence.case.rows[row].options
     by = ended_by(right, options.eos_token_ids, options.stop_sequences)
     end = RowEnd(len(output), evidence.end(row), by)

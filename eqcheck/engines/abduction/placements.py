@@ -94,7 +94,7 @@ def single(evidence: Evidence, row: int, wrong: int) -> Iterator[EditedContext]:
     onsets = [n for n, _ in turns][-ONSETS:]
     others = [other for other in range(len(evidence.texts)) if other != row]
     reach = evidence.case.num_draft_tokens + 1
-    # Of edits that explain as much by the same chance, the first is named: this order decides.
+    # The first of the edits that explain as much by the same chance is named: this order decides.
     for onset in onsets:
         yield from _at_onset(row, onset, others, reach)
     for other, onset in product(others, onsets):

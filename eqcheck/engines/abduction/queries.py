@@ -417,7 +417,7 @@ def _exact(function: Function, programs: Sequence[Program]) -> list[Answers]:
     for heads, rules in zip(function.layers, function.rules, strict=True):
         read = codes.copy()
         for head in heads:
-            # Of several reads of a head the first that finds its bit wins: an entry that took one waits for no other.
+            # The first read of a head that finds its bit wins: an entry that took one waits for no other.
             waits = np.ones(len(codes), bool)
             for distance, sign in _within(head, len(behind)):
                 there = codes[behind[distance]]
@@ -436,7 +436,7 @@ def _exact(function: Function, programs: Sequence[Program]) -> list[Answers]:
 
 
 def _within(head: Head, reach: int) -> Iterator[tuple[int, int]]:
-    """What a head reads of the entries that there are, and that its window does not hide."""
+    """The part that a head reads of the entries that there are, and that its window does not hide."""
     return ((distance, sign) for distance, sign in head.behind if distance < min(reach, head.window or reach))
 
 

@@ -138,7 +138,7 @@ def played(
 
 
 def _named(rounds: DictatedRounds, turn: AskedRound, k: int, counted: bool) -> list[DictatedRounds]:
-    """What a round counts under; nothing near the row's limit, where an engine may propose less."""
+    """The counters of a round; none near the row's limit, where an engine may propose less."""
     return [rounds, rounds._replace(accepted=turn.accepted, of=k)] if counted else []
 
 

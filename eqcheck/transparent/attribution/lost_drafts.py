@@ -31,8 +31,7 @@ policy         anything else: the decoder verified fewer draft tokens than in ot
 ``unasked`` and ``policy`` are no losses. ``allowed`` are the draft tokens that the script lets be accepted, ``tokens -
 ideal``. So where nothing is policy or luck, the losses of a case are the rounds it took too many.
 
-Rows that come to the same text, as those of equal prompts do, are left out where they do not fare alike: which of them
-is which cannot be seen.
+Rows that come to the same text, as those of equal prompts do, are left out where they do not fare alike.
 
 Some decoders have all rows go on with as many tokens as the one that accepts least. Then ``left`` is that of all rows
 together, and a token of one is lost only where it costs them all. A run is counted both ways, and `settled` chooses.
