@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from datetime import date
 from pathlib import Path
@@ -69,6 +70,12 @@ def test_a_report_is_shown_and_compared(old: Path, name: str, capsys: pytest.Cap
 
 
 @pytest.mark.rest
+def test_the_lane_of_engines_had_another_name() -> None:
+    written = {name: json.loads(path.read_text())["lane"] for name, path in REPORTS.items()}
+    assert "checkpoint" in written.values()
+    assert {report.load(REPORTS[name]).lane for name, lane in written.items() if lane == "checkpoint"} == {"engine"}
+
+
 def test_a_corpus_is_run_first_and_its_cases_stay(old: Path) -> None:
     before = contents(old / "corpus")
     code = main(["audit", "mine.py:short", "--cases", "1", "--corpus", "corpus", "--out", "out", "--json"])

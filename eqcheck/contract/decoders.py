@@ -22,6 +22,8 @@ from eqcheck.contract.trees import Nodes
 
 PaddingSide = Literal["left", "right"]
 PADDING_SIDES = ("left", "right")
+# A new state is drawn in `eqcheck.transparent.drawing`; `eqcheck.transparent.attribution.declarations` checks that a
+# decoder heeds it.
 CACHE_STATES = {
     "empty": "caches start empty",
     "pads-huge": "cache entries of padding hold huge values",
@@ -35,6 +37,7 @@ CACHE_STATES = {
 }
 POISONED = ("pads-huge", "pads-nan")  # only a `HashLM` can write these, no real model
 TAKEN = ("empty", "pads-huge", "pads-nan", "wrapped")  # states that need no code in a decoder
+# A new capability gates what `eqcheck.engines.drawing` draws; one of a row is a field of `RowOptions`, too.
 CAPABILITIES = {
     "row-limits": "each row has its own max_new_tokens",
     "row-eos": "each row has its own EOS ids",

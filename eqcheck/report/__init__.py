@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from eqcheck.report.schema import Report
 
+# Reports of earlier releases name the lanes of engines after the checkpoints that engines load.
+FORMER_LANES = {"checkpoint": "engine", "checkpoint-sampling": "engine-sampling"}
+
 
 def load(path: str | Path) -> Report:
     """Read a ``report.json``, or the one in a folder.
@@ -44,6 +47,8 @@ def load(path: str | Path) -> Report:
             newer = re.fullmatch(r"eqcheck-report/([3-9]|[1-9]\d+)", str(got))
             instead = "read it with the newer eqcheck that wrote it, or " if newer else ""
             raise UsageError(f"expected format {FORMAT!r}, got {got!r}; {instead}{again}")
+        if isinstance(data.get("lane"), str):
+            data["lane"] = FORMER_LANES.get(data["lane"], data["lane"])
         report = from_builtins(data)
         if report.lane not in LANES:
             raise UsageError(f"lane: expected one of {tuple(LANES)}, got {report.lane!r:.80}")
