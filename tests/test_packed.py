@@ -10,9 +10,9 @@ import torch
 from packed_trees import ForkedPacked
 
 from eqcheck.catalogue.engines.pool import Packed, Pooled
-from eqcheck.catalogue.faults import trees
+from eqcheck.catalogue.faults import wrong_trees as trees
 from eqcheck.catalogue.faults.masks import RestOfBlockHidden
-from eqcheck.catalogue.faults.rows import MovedInAnotherOrder, ReadOneSlotOn, TablesInAnotherOrder
+from eqcheck.catalogue.faults.wrong_rows import MovedInAnotherOrder, ReadOneSlotOn, TablesInAnotherOrder
 from eqcheck.contract.decoders import Decoder, decoder
 from eqcheck.core.case.record import Case
 from eqcheck.transparent.attribution.witnesses import second_opinion

@@ -25,7 +25,7 @@ from eqcheck.sampling.judge import try_case
 CHANGED = """
 import eqcheck
 from eqcheck.catalogue.samplers import RIGHT
-from eqcheck.catalogue.samplers.engine import sampler
+from eqcheck.catalogue.samplers.sampler_engine import sampler
 
 right = sampler(RIGHT["rejection"], "per_row", "right")
 

@@ -21,7 +21,7 @@ from clock import CHECKPOINT, Clock
 from eqcheck.audit.lanes import lanes_of
 from eqcheck.audit.loop import Campaign
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_FAULTS
-from eqcheck.catalogue.samplers.engine import sampler
+from eqcheck.catalogue.samplers.sampler_engine import sampler
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder, Request, RowOptions
 from eqcheck.contract.errors import CaseError

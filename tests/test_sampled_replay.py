@@ -16,7 +16,7 @@ from eqcheck.core.store.casefile import StoredViolation
 SAMPLER = """
 import eqcheck
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_FAULTS
-from eqcheck.catalogue.samplers.engine import sampler
+from eqcheck.catalogue.samplers.sampler_engine import sampler
 
 wrong = next(fault for fault in SAMPLED_FAULTS if fault.name == "bonus-argmax").decoder("per_row")
 right = sampler(RIGHT["rejection"], "per_row", "right")

@@ -12,8 +12,8 @@ from enumeration import Outputs, Remembering, distance, emitted_laws, second_win
 
 from eqcheck.catalogue.engines.builds import BUILDS
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_BUILDS, SAMPLED_FAULTS, SampledFault, samplers
-from eqcheck.catalogue.samplers.engine import Race, Sampler, engine_of
-from eqcheck.catalogue.samplers.fault import SHOWS
+from eqcheck.catalogue.samplers.sampler_engine import Race, Sampler, engine_of
+from eqcheck.catalogue.samplers.sampler_fault import SHOWS
 from eqcheck.contract.decoders import Request, RowOptions
 from eqcheck.transparent.drafting import ScriptedDraft
 from eqcheck.transparent.hashlm.model import HashConfig, HashLM

@@ -17,10 +17,10 @@ from eqcheck.core.explanation.records import Explanation
 from eqcheck.core.explanation.statements import NOTHING
 from eqcheck.core.result.findings import Finding
 from eqcheck.core.result.outcome import HANG, UNTRIED, Outcome
-from eqcheck.core.shrinking.engine import Budget, Shrinking
 from eqcheck.core.shrinking.items import kept, spans
 from eqcheck.core.shrinking.numbers import below, put
 from eqcheck.core.shrinking.options import PLAIN, plain, plainer
+from eqcheck.core.shrinking.reducer import Budget, Shrinking
 from eqcheck.core.shrinking.tokens import duller, halved
 from eqcheck.engines.abduction import Abduced
 from eqcheck.engines.checkpoints.row_judge import truth

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from eqcheck.core.shrinking.engine import Budget, Shrinking, first
 from eqcheck.core.shrinking.items import kept, spans
 from eqcheck.core.shrinking.numbers import below
+from eqcheck.core.shrinking.reducer import Budget, Shrinking, first
 from eqcheck.core.shrinking.tokens import behind_first
 from eqcheck.gate.bets import ends_so
 from eqcheck.gate.compared_rows import ENDS, Row, Wanted

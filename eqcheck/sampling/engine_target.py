@@ -21,7 +21,7 @@ from eqcheck.core.explanation.records import Explanation, many
 from eqcheck.core.explanation.statements import power
 from eqcheck.core.result.findings import Finding, Options
 from eqcheck.core.result.outcome import Outcome
-from eqcheck.core.shrinking.engine import Budget, Shrinking, first
+from eqcheck.core.shrinking.reducer import Budget, Shrinking, first
 from eqcheck.engines.checkpoints.row_judge import Judge
 from eqcheck.engines.engine_outcome import abduced, explain
 from eqcheck.engines.engine_outcome import judged as greedily_judged
@@ -29,11 +29,11 @@ from eqcheck.engines.investigate import candidates, needs
 from eqcheck.engines.lane import engine
 from eqcheck.engines.script import checked_script, shared
 from eqcheck.sampling.betting.naming import Named
-from eqcheck.sampling.cause import named_by_tokens
 from eqcheck.sampling.decode import broken
 from eqcheck.sampling.drawing import SampledEngineCases
 from eqcheck.sampling.judge import GREEDY, NOTHING_SEEN, Gathered, SampledOutcome, drawn_again, judged
 from eqcheck.sampling.lane import SampledLane, SampledTarget
+from eqcheck.sampling.sampler_named import named_by_tokens
 
 INVESTIGATING_S = 45.0  # at least for a finding
 LOOKING = 0.85  # of a budget; then promises are no longer looked into

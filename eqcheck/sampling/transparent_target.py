@@ -19,16 +19,16 @@ from eqcheck.core.case.sampling import REGIMES, SampledCase
 from eqcheck.core.explanation.records import Explanation
 from eqcheck.core.result.findings import Options
 from eqcheck.core.result.outcome import Outcome
-from eqcheck.core.shrinking.engine import first
+from eqcheck.core.shrinking.reducer import first
 from eqcheck.sampling.betting.laws import BESIDE, PLACES, UNCUT, Floats, Ints
 from eqcheck.sampling.betting.naming import NAMED, KnownRounds, Named, argmax
 from eqcheck.sampling.betting.round_laws import Read
 from eqcheck.sampling.betting.wealth import HIGHEST
-from eqcheck.sampling.cause import cause
 from eqcheck.sampling.decode import DRAFT, TARGET, Mark, law_behind, law_of, scores, seeded, variants
 from eqcheck.sampling.drawing import SampledCases
 from eqcheck.sampling.judge import IMPOSSIBLE, PROMISES, Gathered, SampledOutcome, try_case
 from eqcheck.sampling.lane import TO_NAME, SampledLane, SampledTarget
+from eqcheck.sampling.sampler_named import cause
 from eqcheck.transparent.coverage import try_case as try_exact
 from eqcheck.transparent.hashlm.hashing import Words
 from eqcheck.transparent.truth.continuation import digests_of

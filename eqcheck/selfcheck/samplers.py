@@ -16,7 +16,7 @@ from tabulate import tabulate
 
 from eqcheck.audit.loop import Campaign
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_BUILDS, SAMPLED_FAULTS
-from eqcheck.catalogue.samplers.engine import sampler
+from eqcheck.catalogue.samplers.sampler_engine import sampler
 from eqcheck.contract.decoders import Decoder
 from eqcheck.core.result.findings import Options
 from eqcheck.sampling.judge import SampledOutcome

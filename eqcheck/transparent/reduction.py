@@ -14,10 +14,10 @@ from typing import Any
 
 from eqcheck.contract.requirements import unmet
 from eqcheck.core.case.record import Case
-from eqcheck.core.shrinking.engine import Budget, Shrinking
 from eqcheck.core.shrinking.items import kept, spared
 from eqcheck.core.shrinking.numbers import lowered, lowered_part, put
 from eqcheck.core.shrinking.options import earlier
+from eqcheck.core.shrinking.reducer import Budget, Shrinking
 from eqcheck.core.shrinking.tokens import shortened
 from eqcheck.transparent.attribution.witnesses import Places, as_table, distinct, renamed, with_ids
 from eqcheck.transparent.drawing import Claims

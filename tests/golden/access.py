@@ -23,7 +23,7 @@ from eqcheck.catalogue import BUILDS, PLANTED
 from eqcheck.catalogue.engines.builds import HEAD_BUILDS
 from eqcheck.catalogue.faults import HEAD_FAULTS, LEAKS
 from eqcheck.catalogue.samplers import RIGHT, SAMPLED_BUILDS, SAMPLED_FAULTS
-from eqcheck.catalogue.samplers.engine import sampler
+from eqcheck.catalogue.samplers.sampler_engine import sampler
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.kinds import FINGERPRINTS

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 
 from eqcheck.catalogue.engines.engine import Rows
-from eqcheck.catalogue.samplers.engine import Race, Randomness, Sampler, Uniform, engine_of, law_of
+from eqcheck.catalogue.samplers.sampler_engine import Race, Randomness, Sampler, Uniform, engine_of, law_of
 from eqcheck.contract.decoders import Request
 
 Outputs = tuple[tuple[int, ...], ...]

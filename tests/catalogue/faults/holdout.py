@@ -17,9 +17,9 @@ from eqcheck.catalogue.engines.engine import KeysValues, RoundEngine, Rows
 from eqcheck.catalogue.engines.lines import OffsetCache
 from eqcheck.catalogue.engines.pool import Packed
 from eqcheck.catalogue.engines.rows import PerRow
-from eqcheck.catalogue.faults.bookkeeping import OtherAnswers
 from eqcheck.catalogue.faults.fault import FED, FOUR_D, HANDED, NO_TOKENS, OUTPUT_RIGHT, amount, fault, planted, step
 from eqcheck.catalogue.faults.masks import PerQuery
+from eqcheck.catalogue.faults.wrong_bookkeeping import OtherAnswers
 from eqcheck.contract.cache_names import cache_argument
 
 RING, DROPPED = amount("ring", 20, 16, 24), amount("prefix dropped", 4, 2, 5)

@@ -9,8 +9,8 @@ import torch
 
 from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.faults.fault import amount, step
-from eqcheck.catalogue.samplers.engine import Race, Sampler, Uniform, bucket, shared_out
-from eqcheck.catalogue.samplers.fault import fault
+from eqcheck.catalogue.samplers.sampler_engine import Race, Sampler, Uniform, bucket, shared_out
+from eqcheck.catalogue.samplers.sampler_fault import fault
 from eqcheck.catalogue.samplers.schemes import OneHot, SampleMatch, TwoCandidates
 
 OVER, UNDER = amount("ratio over", 0.9, 0.8, 0.94), amount("ratio times", 0.7, 0.6, 0.8)

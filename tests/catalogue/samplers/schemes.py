@@ -9,7 +9,7 @@ import torch
 
 from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.faults.fault import amount
-from eqcheck.catalogue.samplers.engine import SAMPLED_BUILDS, Race, Sampler, sampler, shared_out
+from eqcheck.catalogue.samplers.sampler_engine import SAMPLED_BUILDS, Race, Sampler, sampler, shared_out
 from eqcheck.contract.decoders import Decoder
 from eqcheck.transparent.hashlm.hashing import mix
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from eqcheck.catalogue.faults.fault import address
-from eqcheck.catalogue.samplers.engine import SAMPLED_BUILDS, Sampler, sampler
+from eqcheck.catalogue.samplers.sampler_engine import SAMPLED_BUILDS, Sampler, sampler
 from eqcheck.contract.decoders import Decoder
 
 HELD_BACK_EVERY = 3

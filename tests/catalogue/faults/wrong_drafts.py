@@ -18,7 +18,7 @@ from eqcheck.catalogue.faults.fault import FED, OUTPUT_RIGHT, fault, planted, st
 from eqcheck.catalogue.faults.masks import NoMask, ShortBlockPadsVisible
 from eqcheck.catalogue.faults.positions import NewestOffByOne
 from eqcheck.catalogue.faults.rollback import NEVER_CROPPED, ONE_TOO_MANY
-from eqcheck.catalogue.faults.rows import NotReset, ReadInSlotOrder, RowsSwapped, StaleRowIndex
+from eqcheck.catalogue.faults.wrong_rows import NotReset, ReadInSlotOrder, RowsSwapped, StaleRowIndex
 from eqcheck.contract.decoders import CLAIMED, Request
 
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 
 from eqcheck.catalogue.engines.heads import AcceptedHead, ColumnHead, Headed, PairsHead
-from eqcheck.catalogue.faults.bookkeeping import CountsMatches
 from eqcheck.catalogue.faults.fault import amount, fault, planted, step
+from eqcheck.catalogue.faults.wrong_bookkeeping import CountsMatches
 
 SCALE = amount("state scale", 0.5, 0.3, 0.8)
 

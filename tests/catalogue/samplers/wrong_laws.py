@@ -13,8 +13,8 @@ import torch
 
 from eqcheck.catalogue.engines.engine import Rows
 from eqcheck.catalogue.faults.fault import amount, step
-from eqcheck.catalogue.samplers.engine import Race, Randomness, Sampler, Uniform, changed, law_of
-from eqcheck.catalogue.samplers.fault import fault
+from eqcheck.catalogue.samplers.sampler_engine import Race, Randomness, Sampler, Uniform, changed, law_of
+from eqcheck.catalogue.samplers.sampler_fault import fault
 from eqcheck.catalogue.samplers.schemes import PositionKeyed
 from eqcheck.contract.decoders import RowOptions
 
