@@ -50,11 +50,14 @@ _MODULES = ("kit", "strategies")
 __all__ = ["__version__", "kit", "strategies", *_LAZY]
 
 _checkout = _Path(__file__).resolve().parent.parent
-_BESIDE = {"adapters": _checkout, "reference_impls": _checkout, "conformance": _checkout / "tests"}
+_BESIDE = {"adapters": _checkout, "reference_impls": _checkout}
+_BESIDE |= {"catalogue": _checkout / "tests", "conformance": _checkout / "tests"}
 
 
 class _Beside:
-    """Find three sub-packages that a wheel has inside this package, but a checkout has next to it.
+    """Find four sub-packages that a wheel has inside this package, but a checkout has next to it.
+
+    The link `eqcheck/catalogue` of a checkout is for editors and type checkers, and need not be there.
 
     Only these: with the checkout on ``__path__``, ``eqcheck.eqcheck`` would be a second copy of every class.
     """

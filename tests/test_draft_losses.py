@@ -297,7 +297,7 @@ def test_rows_that_wait_are_held_against_rows_that_wait() -> None:
     """`RolledBack` takes back what one row does not accept: no loss, and not the measure of one either."""
     waiting, rounds = told(RolledBack, drawn())
     free, fewer = told(Realigned, drawn())
-    assert (waiting["ahead"], free["level"]) == (0, 0)
+    assert (waiting[Loss("ahead")], free[Loss("level")]) == (0, 0)
     assert settled(waiting)["ideal"] == settled(waiting)["rounds"] == rounds
     assert settled(free)["ideal"] == fewer < rounds
 

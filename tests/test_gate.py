@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import GateCondition, Thread
+from threading import Condition, Thread
 from typing import Any
 
 import pytest
@@ -46,7 +46,7 @@ class Toy:
         self.drafted, self.accepted = (40, 30) if fault == "speculates" else (0, 0)
         self.speculating = False
         self.random, self.generator = random.Random(model), torch.Generator().manual_seed(model)
-        self.decoding, self.came, self.inside = 0, 0, GateCondition()
+        self.decoding, self.came, self.inside = 0, 0, Condition()
 
     def close(self) -> None:
         """Nothing is held."""

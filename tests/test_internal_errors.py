@@ -41,8 +41,8 @@ from eqcheck.report.build import write
 from eqcheck.report.checks import junit
 from eqcheck.report.terminal import summary
 from eqcheck.sampling.judge import try_case as try_sampled
+from eqcheck.transparent import oracle
 from eqcheck.transparent.coverage import try_case
-from eqcheck.transparent.oracle import check as oracle_check
 
 ROOT = Path(__file__).parents[1]
 FILES = ("report.json", "report.md", "report.html")
@@ -69,7 +69,7 @@ def in_two_rows(own: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def judging(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("eqcheck.transparent.coverage.judge", in_two_rows(oracle_check.judge))
+    patch.setattr("eqcheck.transparent.coverage.judge", in_two_rows(oracle.judge))
 
 
 def explaining(patch: pytest.MonkeyPatch) -> None:

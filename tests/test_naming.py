@@ -12,7 +12,7 @@ import pytest
 
 from eqcheck.contract.kinds import KINDS
 from eqcheck.core.result.outcome import Outcome
-from eqcheck.sampling import cause as lane_naming
+from eqcheck.sampling import sampler_named
 from eqcheck.sampling.betting.laws import (
     BESIDE,
     ERRORS,
@@ -376,10 +376,10 @@ def test_impossible_tokens_that_are_accepted_now_and_then_are_named_where_there_
 def test_a_kind_within_the_law_is_not_named_beside_a_token_without_probability(monkeypatch: pytest.MonkeyPatch) -> None:
     law, no = np.array([[0.0, 1.0]]), np.zeros(1, bool)
     for kind, within in (("under-acceptance", True), ("residual", False)):
-        monkeypatch.setattr(lane_naming, "named", lambda evidence, kind=kind: Named(kind, "", 20.0))
+        monkeypatch.setattr(sampler_named, "named", lambda evidence, kind=kind: Named(kind, "", 20.0))
         for token in (0, 1):
             row = SampledRow(np.array([token]), law, law, law, no)
-            found = lane_naming.cause([[row]], [(ALTERNATIVES[0], 0.0)], KnownRounds([]))
+            found = sampler_named.cause([[row]], [(ALTERNATIVES[0], 0.0)], KnownRounds([]))
             assert (found is None) == (within and token == 0)
 
 

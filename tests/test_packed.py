@@ -10,7 +10,7 @@ import torch
 from packed_trees import ForkedPacked
 
 from eqcheck.catalogue.engines.pool import Packed, Pooled
-from eqcheck.catalogue.faults import wrong_trees as trees
+from eqcheck.catalogue.faults import wrong_trees
 from eqcheck.catalogue.faults.masks import RestOfBlockHidden
 from eqcheck.catalogue.faults.wrong_rows import MovedInAnotherOrder, ReadOneSlotOn, TablesInAnotherOrder
 from eqcheck.contract.decoders import Decoder, decoder
@@ -221,9 +221,18 @@ def test_several_trees_in_one_row_are_right() -> None:
 
 
 FAULTS_OF_MASKS = [(NeighbourSeen, MASK), (MaskOneSlotOff, MASK), (CallOfAll, MASK)]
-FAULTS_OF_TREES = [(trees.SiblingsSeen, "mask/sibling-visible"), (trees.PositionByIndex, "position/query-position")]
-FAULTS_OF_TREES += [(trees.PathNotMoved, "cache/wrong-path"), (trees.PathValuesNotMoved, "cache/torn-entry")]
-FAULTS_OF_TREES += [(trees.BonusOfLastNode, "bookkeeping/wrong-correction"), (trees.RootHidden, "mask/token-hidden")]
+FAULTS_OF_TREES = [
+    (wrong_trees.SiblingsSeen, "mask/sibling-visible"),
+    (wrong_trees.PositionByIndex, "position/query-position"),
+]
+FAULTS_OF_TREES += [
+    (wrong_trees.PathNotMoved, "cache/wrong-path"),
+    (wrong_trees.PathValuesNotMoved, "cache/torn-entry"),
+]
+FAULTS_OF_TREES += [
+    (wrong_trees.BonusOfLastNode, "bookkeeping/wrong-correction"),
+    (wrong_trees.RootHidden, "mask/token-hidden"),
+]
 
 
 @pytest.mark.parametrize(

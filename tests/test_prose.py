@@ -304,12 +304,12 @@ class Facts:
                 yield from self.texts(value, module)
             case ast.Name(id=name):
                 home = self.imported.get((module, name), (module, name))
-                if (value := self.constants.get(home)) is not None:
-                    yield from self.texts(value, home[0])
+                if (constant := self.constants.get(home)) is not None:
+                    yield from self.texts(constant, home[0])
             case ast.Attribute(value=ast.Name(id=of), attr=name):
                 package, last = self.imported.get((module, of), ("", of))
-                if (value := self.constants.get((f"{package}.{last}", name))) is not None:
-                    yield from self.texts(value, f"{package}.{last}")
+                if (constant := self.constants.get((f"{package}.{last}", name))) is not None:
+                    yield from self.texts(constant, f"{package}.{last}")
 
     def misused(self, module: str) -> Iterator[tuple[str, int]]:
         """Yield each place where a fact is cut, or compared as a text, by what is done there, and its line."""

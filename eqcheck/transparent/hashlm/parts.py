@@ -28,7 +28,7 @@ from eqcheck.transparent.hashlm.visibility import TAKES_CACHE_POSITION, Sizes
 GARBAGE = 2.0**30
 
 
-class _Counted(DynamicLayer):  # type: ignore[misc]
+class _Counted(DynamicLayer):
     """A layer that counts its valid entries, apart from the entries that it holds."""
 
     length = 0

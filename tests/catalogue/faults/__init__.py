@@ -1,22 +1,27 @@
 """The faults that can be planted in an engine, by what is broken: each record stands above the patch that breaks it."""
 
 from eqcheck.catalogue.engines.builds import BUILDS
+
+# isort: off
+# In this order: the short self-check takes the last fault of each kind.
 from eqcheck.catalogue.faults import (  # noqa: F401
-    bookkeeping,
-    endings,
+    wrong_bookkeeping,
+    wrong_ends,
     feeding,
-    heads,
+    wrong_heads,
     holdout,
-    layers,
+    wrong_layers,
     leaks,
-    losses,
+    wrong_drafts,
     masks,
     positions,
     rollback,
-    rows,
+    wrong_rows,
     tensors,
-    trees,
+    wrong_trees,
 )
+
+# isort: on
 from eqcheck.catalogue.faults.fault import RECORDS, Fault
 
 LEAKS = [fault for fault in RECORDS if fault.component == "memory"]
