@@ -1,4 +1,4 @@
-"""Find the amplitudes of pointers, and write `pointers.json` and the like in `eqcheck/construction`: needs scipy.
+"""Find the amplitudes of pointers and write them (`pointers.json`, in `eqcheck/engines/construction`): needs scipy.
 
     python benchmarks/pointers.py
 
@@ -32,7 +32,7 @@ from eqcheck.engines.construction.pointers import (
 )
 
 Array = Any  # numbers of numpy
-FOLDER = Path(__file__).parents[1] / "eqcheck" / "construction"
+FOLDER = Path(__file__).parents[1] / "eqcheck" / "engines" / "construction"
 
 
 def features(rotation: Rotation, distances: Any, sign: int) -> Array:

@@ -294,8 +294,7 @@ def test_a_slow_case_is_no_hang(tmp_path: Path) -> None:
 def test_time_is_kept_for_counting_cases_with_the_findings_there_are(since: int, waiting: int, late: bool) -> None:
     """Of 90 seconds, 15 are kept for five cases that take one second each to decode, as far as there are so many."""
     result = SimpleNamespace(drawing_s=20.0, outcomes=[0] * 20)
-    options = SimpleNamespace(budget=100.0)
-    lane: Any = SimpleNamespace(conditional=True, options=options, begun=time.monotonic() - since, result=result)
+    lane: Any = SimpleNamespace(conditional=True, budget=100.0, begun=time.monotonic() - since, result=result)
     pace = Pace(lane)
     assert pace.late(waiting) == late
     assert (pace.left(1, waiting) < 0) == late

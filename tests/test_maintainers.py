@@ -28,7 +28,7 @@ def untrue(where: str) -> Iterator[str]:
         if (
             re.fullmatch(r"\w+", name)
             and name != "Makefile"
-            and not any(re.search(rf"^( *def )?{name}\b", text, re.M) for text in texts)
+            and not any(re.search(rf"^( *(def|class) )?{name}\b", text, re.M) for text in texts)
         ):
             yield name
 
@@ -40,7 +40,7 @@ def test_things_go_where_the_page_says() -> None:
 
 def test_a_place_that_is_not_there_is_seen() -> None:
     assert len(PLACES) > 12
-    wrong = "a folder in `eqcheck/lines/`; `LANES` and `lane_of` in `eqcheck/audit/lane.py`"
+    wrong = "a folder in `eqcheck/lines/`; `LANES` and `lane_of` in `eqcheck/audit/lanes.py`"
     assert list(untrue(wrong)) == ["eqcheck/lines", "lane_of"]
 
 

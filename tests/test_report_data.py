@@ -152,7 +152,7 @@ def test_a_law_is_no_case_and_no_reader_sees_no_failing_case_without_a_word(of_l
     told = Audit(
         made(right),
         Options(),
-        "checkpoint",
+        "engine",
         outcomes=[outcome],
         findings=[Finding(outcome, e, minimised=False)],
     )

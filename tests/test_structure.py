@@ -63,7 +63,7 @@ def room(module: str) -> str:
     """The room of a module, both as dotted names; ``a package`` is the room of its own ``__init__``.
 
     >>> room("eqcheck.engines.lane"), room("eqcheck.audit"), room("eqcheck.strategies")
-    ('lanes.checkpoint', 'campaign', '')
+    ('engines', 'audit', '')
     """
     inside = module.removeprefix("eqcheck").removeprefix(".")
     return next((name for name in sorted(ROOMS, key=len, reverse=True) if f"{inside}.".startswith(f"{name}.")), "")

@@ -64,7 +64,7 @@ def _transparent(decoder: Decoder, options: Options) -> Lane:
     return TransparentLane(decoder, options)
 
 
-def _checkpoint(decoder: Decoder, options: Options) -> Lane:
+def _engine(decoder: Decoder, options: Options) -> Lane:
     from eqcheck.engines.lane import EngineLane
 
     return EngineLane(decoder, options)
@@ -77,7 +77,7 @@ def _sampling(decoder: Decoder, options: Options) -> Lane:
     return SampledLane(decoder, options, TransparentTarget)
 
 
-def _checkpoint_sampling(decoder: Decoder, options: Options) -> Lane:
+def _engine_sampling(decoder: Decoder, options: Options) -> Lane:
     from eqcheck.sampling.engine_target import EngineTarget
     from eqcheck.sampling.lane import SampledLane
 
@@ -87,9 +87,9 @@ def _checkpoint_sampling(decoder: Decoder, options: Options) -> Lane:
 # Each imports its lane when one is made: a report and a case know the names of lanes, and need no torch.
 LANES: dict[str, Callable[[Decoder, Options], Lane]] = {
     "transparent": _transparent,
-    "engine": _checkpoint,
+    "engine": _engine,
     "sampling": _sampling,
-    "engine-sampling": _checkpoint_sampling,
+    "engine-sampling": _engine_sampling,
 }
 
 
@@ -102,7 +102,7 @@ def conclusions(audit: Audit) -> None:
     """Draw the conclusions of a lane from the counts and findings of one audit, or of several shards merged."""
     if audit.lane == "transparent":
         from eqcheck.transparent.conclusions import conclusions as of_lane
-    elif audit.lane == "checkpoint":
+    elif audit.lane == "engine":
         from eqcheck.engines.conclusions import conclusions as of_lane
     else:
         from eqcheck.sampling.judge import conclusions as of_lane

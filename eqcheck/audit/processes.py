@@ -23,7 +23,7 @@ from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.core.result.findings import Audit, Options
 
-_LOADED = ("eqcheck.audit.loop", *(f"eqcheck.audit.{name}.lane" for name in ("transparent", "sampling")))
+_LOADED = ("eqcheck.audit.loop", "eqcheck.transparent.lane", "eqcheck.sampling.lane")
 """Modules that each process of an audit needs: the server imports them once for all."""
 
 

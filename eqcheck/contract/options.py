@@ -198,7 +198,7 @@ def _bounds(options: RowOptions) -> Iterator[str]:
         yield f"seed: expected {_SEED['is']}, got {options.seed!r}"
 
 
-# A new option is a field here. What follows: a line of `SCORING` if it changes scores; its capability in `CAPABILITIES`
+# A new option is a field here. With it go: a line of `SCORING` if it changes scores; its capability in `CAPABILITIES`
 # of `eqcheck.contract.decoders`; its meaning in `eqcheck.core.law`; its draw in `eqcheck.engines.drawing`, or in
 # `eqcheck.engines.option_effects` where it needs a case made for it; its default in scripts, in `row` of
 # `eqcheck.engines.checkpoints.builder`. An option that misses one of these is never drawn, or never judged.

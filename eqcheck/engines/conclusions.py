@@ -41,7 +41,11 @@ def conclusions(result: Audit) -> None:
     observed = result.tally.observed
     drafted, accepted = observed["drafted"], observed["accepted"]
     rounds = result.tally.dictated
-    asked = sorted((f"{one.accepted}/{one.of}", one) for one in rounds if one.rounds is RoundsThat.ASKED and one.of)
+    asked = sorted(
+        (f"{a_round.accepted}/{a_round.of}", a_round)
+        for a_round in rounds
+        if a_round.rounds is RoundsThat.ASKED and a_round.of
+    )
     result.facts |= {
         "capabilities": list(result.decoder.capabilities),
         "acceptance": round(accepted / drafted, 3) if drafted else None,

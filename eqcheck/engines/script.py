@@ -23,10 +23,10 @@ from typing import Any
 
 from eqcheck import __version__
 from eqcheck.audit.workers.worker import child_environment
+from eqcheck.contract import options
 from eqcheck.contract.decoders import SETTINGS, Decoder, hook
 from eqcheck.contract.errors import one_line
 from eqcheck.contract.kinds import KINDS
-from eqcheck.contract.options import ORDER
 from eqcheck.core import law
 from eqcheck.core.case.engine import EngineCase
 from eqcheck.core.case.sampling import SampledEngineCase
@@ -75,9 +75,11 @@ _OF_LAW = {
 }
 
 _BESIDE = {  # imports in copies of modules
-    "checkpoints.builder import": f"from {CHECKPOINT.removesuffix('.py')} import",
-    "truth.law import": f"from {LAW.removesuffix('.py')} import",
-    "contract.options import ORDER, RowOptions": f"from types import SimpleNamespace as RowOptions\n\nORDER = {ORDER}",
+    f"from {builder.__name__} import": f"from {CHECKPOINT.removesuffix('.py')} import",
+    f"from {law.__name__} import": f"from {LAW.removesuffix('.py')} import",
+    f"from {options.__name__} import ORDER, RowOptions": (
+        f"from types import SimpleNamespace as RowOptions\n\nORDER = {options.ORDER}"
+    ),
 }
 
 _HEAD = '''"""How the engine is driven, for the scripts here; by eqcheck {version}."""
@@ -214,7 +216,7 @@ def copied(module: ModuleType) -> str:
     """A module as a file beside scripts; its first line is how eqcheck knows a file that it may remove."""
     text = inspect.getsource(module)
     for name, instead in _BESIDE.items():
-        text = text.replace(f"from eqcheck.{name}", instead)
+        text = text.replace(name, instead)
     return f"# A copy, made by eqcheck {__version__}.\n{text}"
 
 
@@ -226,8 +228,8 @@ def in_docstring(text: str) -> str:
 def row_text(row: dict[str, Any]) -> str:
     """A row as a script writes it."""
     limit = row.pop("max_new_tokens")
-    options = "".join(f", {name}={value!r}" for name, value in row.items() if name not in ("prompt", "accepts"))
-    return f"    row({row['prompt']}, {limit}{options}),"
+    asked = "".join(f", {name}={value!r}" for name, value in row.items() if name not in ("prompt", "accepts"))
+    return f"    row({row['prompt']}, {limit}{asked}),"
 
 
 def _dtype(decoder: Decoder) -> dict[str, Any]:

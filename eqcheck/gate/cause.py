@@ -384,9 +384,9 @@ def telling(conditions: Counts) -> Telling | None:
     for condition, counts, values in choices:
         wrong, rows = (sum(counts[value][at] for value in values) for at in (0, 1))
         all_wrong, all_rows = (sum(count[at] for count in counts.values()) for at in (0, 1))
-        one = Telling(condition, values, wrong, rows, all_wrong - wrong, all_rows - rows)
-        if one.other_rows:
-            candidates.append((gathered_by_chance(wrong, rows, all_wrong, all_rows), one))
+        telling = Telling(condition, values, wrong, rows, all_wrong - wrong, all_rows - rows)
+        if telling.other_rows:
+            candidates.append((gathered_by_chance(wrong, rows, all_wrong, all_rows), telling))
     # Many conditions are looked at, so the least chance of them all is small by itself: it is multiplied by their
     # number.
     chance, best = min(candidates, default=(1.0, None), key=lambda pair: pair[0])

@@ -197,7 +197,7 @@ class Schedule:
 # Ties told from faults, where a target computes in less than float64.
 #
 # A token is a tie where a query that saw exactly its row answered it, and the float64 target prefers its own by no
-# more than `eqcheck.transparent.real.scores.tolerance`. Tokens behind a tie are judged after the emitted token: the
+# more than `eqcheck.transparent.truth.ties.tolerance`. Tokens behind a tie are judged after the emitted token: the
 # truth goes on from it.
 
 

@@ -52,7 +52,7 @@ TRANSPARENT = (
     "audit.time_budget",
     "audit.lane",
     *(f"transparent.{name}" for name in ("coverage", "sequences")),
-    "shrinking.engine",
+    "core.shrinking.reducer",
 )
 CHECKPOINT = (
     "audit.loop",
@@ -60,5 +60,5 @@ CHECKPOINT = (
     "audit.lane",
     *(f"engines.{name}" for name in ("investigate",)),
     *(f"sampling.{name}" for name in ("engine_target", "judge", "lane")),
-    "shrinking.engine",
+    "core.shrinking.reducer",
 )

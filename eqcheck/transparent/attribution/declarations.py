@@ -129,8 +129,8 @@ class _Reader:
 
     def fed(self, call: Call) -> Iterator[Fed]:
         """The tokens that right queries of a call stand for, gathered by row."""
-        # Only right queries are read. What shares a call is told by entries that were seen, and not by the batch row,
-        # because engines pack several requests into one row.
+        # Only right queries are read. Which requests share a call is told by entries that were seen, and not by
+        # the batch row, because engines pack several requests into one row.
         right: dict[Place, int] = {}  # row and column of a right query, and its position
         can_be: dict[Place, frozenset[int]] = {}
         for row, digests in enumerate(call.digests.tolist()):

@@ -254,7 +254,7 @@ class _Chains:
         left, begin = self._left(rows), 0
         for turns in rounds:
             # Rows wait for the one that accepts least, so it alone decides what a round brings, and to feed right
-            # tokens to another helps nobody. What is left over the draft tokens lost is an idle round: it fed right
+            # tokens to another helps nobody. A round that is left over the draft tokens lost is idle: it fed right
             # tokens and came too late.
             slowest = min(turns, key=lambda turn: turn.after)
             after, right = slowest.after, min(map(self._right, turns))

@@ -447,9 +447,9 @@ def _renewed(case: Case, random: Random, tries: int, *, one_for_each: bool, scar
     kept = {case.pad_token_id, *case.eos_token_ids}
     ids = {token for prompt in case.prompts for token in prompt}
     best, least = case, len(traits) + 1
-    # Ids are renamed as a whole, or drawn anew place by place. What ends rows and what pads look like stays, else the
-    # copy would be another case: so EOS and pad ids keep their places, shared prefixes stay shared, and among the
-    # tries the copy is kept that differs least in the traits that a fault may depend on.
+    # Ids are renamed as a whole, or drawn anew place by place. Another EOS or pad id would make another case, so these
+    # keep their places, shared prefixes stay shared, and among the tries the copy is kept that differs least in the
+    # traits that a fault may depend on.
     for _ in range(tries):
         others = list(range(1, case.vocab_size))
         random.shuffle(others)
