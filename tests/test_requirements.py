@@ -29,6 +29,7 @@ from eqcheck.core.case.record import Case
 from eqcheck.core.case.sampling import SampledCase, SampledEngineCase
 from eqcheck.core.result.declining import lacking
 from eqcheck.core.result.findings import Audit, Options
+from eqcheck.core.result.tally import Alike, Tally
 from eqcheck.core.store.casefile import StoredViolation, write_whole
 from eqcheck.core.store.corpus import Corpus
 from eqcheck.engines.conclusions import _warnings
@@ -149,8 +150,7 @@ def test_no_verdict_is_vacuous_for_lack_of_what_is_required_to_be_away(need: str
     """Neither of what no case can show, nor silent on what some case could."""
     one_row = replace(known_good()["one_row"], requires=(need,), cache_states=("empty",))
     begins = "VACUOUS: no case had: "
-    counts: dict[str, Counter[str]] = {name: Counter() for name in ("observed", "served", "tested", "coverage")}
-    tally = SimpleNamespace(**counts, run=3, declined={}, drawn=3)
+    tally = Tally(Counter({Alike(True, "rotary", "equivalent"): 3}))
     engine: Any = SimpleNamespace(decoder=one_row, tally=tally, coverage={}, doubtful=[], options=Options())
     for warnings, essential, words in (
         (_warnings(engine), ("several_rows", "ragged_prompts"), CHECKPOINT.counters),
