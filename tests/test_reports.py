@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ from committed import ROOT, committed
 
 from eqcheck import __version__
 from eqcheck.contract import registry
-from eqcheck.core.store.casefile import read_case
+from eqcheck.core.store.casefile import read_case, write_whole
 from eqcheck.report import load
 
 ENGINES = [path.parent.name for path in committed("reports/*/report.json")]
+SHARED = ROOT / "reports" / "shared"
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -47,3 +49,26 @@ def test_every_finding_has_a_case_and_nothing_else_is_there(engine: str) -> None
             assert condition.without_speculation in ("", "right", "wrong too")
             named |= {case, *(_with_what_it_imports(ROOT / condition.script) if condition.script else [])}
     assert named == set(committed(f"reports/{engine}/**/*"))
+
+
+def _again(files: Sequence[Path]) -> list[Path]:
+    """The files whose text another file before them has; a link is no file of its own."""
+    own = [path for path in files if not path.is_symlink()]
+    texts = [path.read_text() for path in own]
+    return [path for number, path in enumerate(own) if texts[number] in texts[:number]]
+
+
+def test_scripts_share_files_by_links_and_no_text_is_there_twice() -> None:
+    scripts = committed("reports/**/*.py")
+    assert _again(scripts) == [], "an audit wrote copies: make each a link to the file in reports/shared/"
+    assert {path.resolve() for path in scripts if path.is_symlink()} == set(committed("reports/shared/*"))
+
+
+def test_a_copy_that_an_audit_writes_in_place_of_a_link_is_seen(tmp_path: Path) -> None:
+    link, law = tmp_path / "_law.py", (SHARED / "law.py").read_text()
+    link.symlink_to(SHARED / "law.py")
+    assert _again([SHARED / "law.py", link]) == []
+    write_whole(link, law)
+    assert _again([SHARED / "law.py", link]) == [link]
+    write_whole(link, "")
+    assert (SHARED / "law.py").read_text() == law
