@@ -29,7 +29,7 @@ ENGINES := openvino_genai vllm mlx_vlm mlx_lm llama_cpp onnxruntime_genai
 audit: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit --allow-known --cases 60 --jobs 2
 
-# The reports that the README shows; its sample is the first violation of bsp (tests/test_readme.py).
+# The reports that the README shows; its sample is the first violation of bsp (tests/house/test_readme.py).
 showcase: $(VENV)/.installed
 	$(VENV)/bin/eqcheck audit bsp dsd hf_pr --allow-known --no-corpus --cases 150 --out reports/showcase
 
@@ -48,9 +48,13 @@ test-long: $(VENV)/.installed
 	$(VENV)/bin/python -m pytest -n 3 -m long --dist worksteal
 
 # What depends on the release of transformers or torch.
-OF_RELEASES = tests/test_cache_names.py tests/test_hashlm.py tests/test_known_good.py tests/test_engines.py \
-	tests/test_wild.py "tests/test_adapters.py::test_right_decoders_have_no_undeclared_violation[transformers]"
-BY_HAND_5.23.0 = tests/test_by_hand.py
+OF_RELEASES = tests/transparent/test_cache_names.py \
+	tests/transparent/test_hashlm.py \
+	tests/transparent/test_known_good.py \
+	tests/transparent/test_engines.py \
+	tests/transparent/test_wild.py \
+	"tests/transparent/test_adapters.py::test_right_decoders_have_no_undeclared_violation[transformers]"
+BY_HAND_5.23.0 = tests/house/test_by_hand.py
 
 test-older: $(OLDER:%=test-transformers-%)
 test-oldest: test-transformers-$(OLDEST)
@@ -77,7 +81,7 @@ figures: $(VENV)/.installed
 
 # The shape of the package in numbers: lines, files, comments, short and complex functions, names that occur twice.
 house: $(VENV)/.installed
-	PYTHONPATH=tests/tools:tests $(VENV)/bin/python tests/tools/house.py
+	PYTHONPATH=tests/tools:tests/house $(VENV)/bin/python tests/tools/house.py
 
 # The gate on servers of the trained pair: eleven planted faults, and right ones (tests/tools/gate_servers/measure.py).
 gate-test: $(VENV)/.installed
@@ -112,7 +116,7 @@ architectures: $(VENV)/.installed
 engines: $(VENV)/.installed $(ENGINES:%=.venv-%/.installed)
 
 engines-test: engines
-	$(VENV)/bin/python -m pytest tests/engines
+	$(VENV)/bin/python -m pytest tests/installed
 
 # A Ray cluster of three nodes on this machine, one of which is killed, and the coordinator too.
 cluster-test: $(VENV)/.with-ray
@@ -126,7 +130,7 @@ $(VENV)/.with-ray: $(VENV)/.installed
 newcomer: $(VENV)/.installed
 	PYTHONPATH=tests/tools $(VENV)/bin/python -m newcomer
 
-# What would be published: built, the wheel from the sdist, and checked. tests/test_dist.py does the same.
+# What would be published: built, the wheel from the sdist, and checked. tests/house/test_dist.py does the same.
 dist: $(VENV)/.installed
 	rm -rf dist
 	$(VENV)/bin/python -m build --no-isolation

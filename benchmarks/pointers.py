@@ -6,7 +6,7 @@ A pointer is a list of reads ``(distance, sign)``: it reads the first slot that 
 (0: any). Its score over distances is a sum of cosines and sines at the rotary frequencies. Each read must score higher
 than the next by `MARGIN`, and the last, the query's own slot, higher than each other slot. The shortest such vector of
 amplitudes has the least noise: least distance programming, by non-negative least squares (Lawson and Hanson, 1974,
-chapter 23). `tests/test_built.py` checks the margins of the file, whoever made it.
+chapter 23). `tests/engines/test_built.py` checks the margins of the file, whoever made it.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Profiles: audits whose cases are fixed under a dated name, so that a new eqcheck draws no other ones for it.
 
-A profile is never changed once it is released; ``tests/test_profiles.py`` holds digests of the cases. A new draw is a
+A profile is never changed once it is released; ``test_profiles.py`` holds digests of the cases. A new draw is a
 new profile, and ``ci`` and ``nightly`` name the newest of theirs.
 """
 

@@ -5,7 +5,7 @@ case's features came so far, two at a time. It costs little to draw a case and t
 and then a case comes again at once with other ids.
 
 MEASURED
-``tests/test_search.py`` holds the search against random drawing.
+``tests/transparent/test_search.py`` holds the search against random drawing.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 PYTHONPATH=tests/tools python -m newcomer        all of them, with the installation, `make audit` and `make test`
 
 Each command runs in the order in which it stands, in one shell for each page. A block of Python whose first line names
-a file is that file. It prints each command with its exit code and its seconds. `tests/test_newcomer.py` does the same
+a file is that file. It prints each command with its exit code and its seconds. `test_newcomer.py` does the same
 with the packages of the environment that runs the tests; there `make` only says what it would do.
 """
 

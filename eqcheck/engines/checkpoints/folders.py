@@ -3,7 +3,7 @@
 A built checkpoint (`eqcheck.engines.construction`) is exact in every dtype: the judge asks for equality. Its draft is
 the same construction, which errs after some ids. The random checkpoint is a tiny Llama with random weights, spread
 widely (untied, standard deviation 0.3), and a noisy copy of it. Its scores are spread as those of a real model are, so
-it serves rows that are sampled, and cases that were stored before there were built ones. `tests/test_blackbox.py` holds
+it serves rows that are sampled, and cases that were stored before there were built ones. `test_blackbox.py` holds
 figures.
 """
 

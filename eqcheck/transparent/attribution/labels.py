@@ -204,7 +204,7 @@ def sees_twins(call: Call, row: int, column: int) -> bool:
 #
 # Every token of a request that the row feeds is a possible start. Clues for and against each start are counted. The
 # best start asks for a token that is due, has the fewest objections, and fits the row best, in this order. No clue
-# has a weight. `tests/test_labels.py` has rows that are aligned wrongly without each of the clues.
+# has a weight. `tests/transparent/test_labels.py` has rows that are aligned wrongly without each of the clues.
 
 OBJECTIONS = {
     "taken": "another row of the call stands for the request",

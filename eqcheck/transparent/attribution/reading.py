@@ -385,7 +385,7 @@ def query_of(write: Write, labels: Record, family: Family) -> Query:
     )
 
 
-# In causal order; the first that applies is what is said. `tests/test_hypotheses.py` has for each a run that needs it.
+# In causal order; the first that applies is what is said. `test_hypotheses.py` has for each a run that needs it.
 #
 # The first four are read from what calls feed and where rows end, and hold whatever the contexts are. A wrong context
 # comes before a right one, because a row may be asked twice, and the answer that was emitted is the wrong query's. A

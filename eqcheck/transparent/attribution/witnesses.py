@@ -523,7 +523,7 @@ def _traits(case: Case) -> tuple[Any, ...]:
 
 
 # The rows: (is it a context that was read?, tied, what repair does, what permutation shows). A row that is not
-# here is not asserted; `tests/test_witnesses.py` tries every combination.
+# here is not asserted; `tests/transparent/test_witnesses.py` tries every combination.
 _ANY = ("stable", "depends", "scores", "untried")
 ASSERTED = frozenset(
     [("context", "tied", "confirms", shown) for shown in _ANY]

@@ -43,7 +43,7 @@ def _decode(engine: type[RoundEngine], target: Any, draft: Any, request: Request
 
 
 # Families whose layers differ have builds of their own; of the others these are right on them, too, where
-# tests/test_hybrid.py says so.
+# tests/transparent/test_hybrid.py says so.
 _CROPPED = named(lambda family: not family.stateful and not family.near)
 # A hole in a row's slots changes distances counted in slots, and what a window of slots reaches.
 _HOLES_FORGIVEN = named(lambda family: family.holes)

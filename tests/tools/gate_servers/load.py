@@ -1,6 +1,6 @@
 """What a gate costs its client.
 
-    PYTHONPATH=.:tests/tools:tests python -m gate_servers.load [--tokens N] [--concurrency N]
+    PYTHONPATH=.:tests/tools:tests/gate python -m gate_servers.load [--tokens N] [--concurrency N]
 
 Two toy servers answer at once, each in a process of its own, so that the client is the slowest part. Printed are the
 tokens, the client's seconds of CPU a second, and its greatest memory.
