@@ -3,7 +3,9 @@
     >>> KINDS["window"].fingerprint, KINDS["window"].meaning
     ('mask/window', 'wrong attention window')
 
-A new kind is a record here, a page in `eqcheck/core/explanation/handbook/`, and the code that detects it.
+A new kind is a record here, a page in `eqcheck/core/explanation/handbook/`, and the code that detects it: of a context
+`eqcheck.transparent.attribution.context`, from tokens alone an edit in `eqcheck.engines.abduction`. Where it splits a
+kind, search for the name of that kind: code compares names.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Attribution from outside: the one edit of what was seen or emitted that yields an engine's wrong tokens.
 
-program     what every query saw, as data; one forward answers for all calls of an engine
-drafts      the drafts of an engine whose drafter is known
-evidence    where the model alone disagrees with the output, what was drafted, which rounds there were
-hypotheses  an edit in particular, how much it explains, and by how small a chance
-simulation  who writes which entry where in a batch engine, and what is seen, in one context
-contexts    every edit of what is seen, and what it changes of that; windows and states: those of such parts
-commits     edits of what is done with predictions; outputs: of what is returned, and of options
+evidence.py       where the model alone disagrees with the output, what was drafted, which rounds there were; an edit in
+                  particular, how much it explains, and by how small a chance
+queries.py        what every query saw, as data; one forward answers for all calls of an engine
+simulation.py     who writes which entry where in a batch engine, and what is seen, in one context
+context_edits.py  every edit of what is seen, of windows and of states, and what it changes of that
+placements.py     in which row and round an edit is tried
+output_edits.py   edits of what is done with predictions, of what is returned, and of options
 """
 
 from __future__ import annotations

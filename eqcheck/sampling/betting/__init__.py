@@ -4,8 +4,8 @@ laws.py       one sampled row, the laws that it should follow, and those that a 
 wealth.py     the bets against the right law, the evidence that they earn over an audit, and the verdict
 exclusion.py  the faults that an audit without a violation excludes
 naming.py     which part of a sampler is wrong, and how sure a name has to be
-rounds.py     the laws of rounds whose draft tokens are known, and whether a name fits all tokens
-tokens.py     the laws of rounds that are hidden
+round_laws.py the laws of rounds whose draft tokens are known, and whether a name fits all tokens
+token_laws.py the laws of rounds that are hidden
 
 Nothing but numpy is imported.
 """
