@@ -201,10 +201,10 @@ def _bounds(options: RowOptions) -> Iterator[str]:
 # A new option is a field here. With it go: a line of `SCORING` if it changes scores; its capability in `CAPABILITIES`
 # of `eqcheck.contract.decoders`; its meaning in `eqcheck.core.law`; its draw in `eqcheck.engines.drawing`, or in
 # `eqcheck.engines.option_effects` where it needs a case made for it; its counter in `COUNTERS` there, with words in
-# `eqcheck.audit.coverage_words` and a place in `PAIRED` of `eqcheck.core.result.tally`; `omitted` below, if what it is by
-# default is not written; its default in scripts, in `row` of `eqcheck.engines.checkpoints.builder`; and for the tests a
-# right engine that takes it, in `tests/tools/option_right.py`. An option that misses one of these is never drawn, or
-# never judged; `make test-all` says which.
+# `eqcheck.audit.coverage_words` and a place in `PAIRED` of `eqcheck.core.result.tally`; `omitted` below, if its default
+# is not written; its default in scripts, in `row` of `eqcheck.engines.checkpoints.builder`; and for the tests a right
+# engine that takes it, in `tests/tools/option_right.py`. An option that misses one of these is never drawn, or never
+# judged; `make test-all` says which.
 
 
 @dataclass(frozen=True)
