@@ -22,7 +22,7 @@ from typing import Any
 
 from eqcheck.audit import processes, shards
 from eqcheck.audit.events import CaseDone, Finished, Listener, Settled, Started
-from eqcheck.audit.shards import Shard, finding_of, from_builtins, merged, read, write
+from eqcheck.audit.shards import Shard, from_builtins, merged, read, write
 from eqcheck.audit.workers.worker import child_environment
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError, one_line
@@ -253,9 +253,9 @@ class ClusterCampaign:
             assert self.corpus
             self.corpus.take(name, text)
         for part in shard.parts:
-            self.counted += sum(count for _, count in part.counts.alike)
-            self.failing += sum(count for one, count in part.counts.alike if one.claimed and one.symptom)
-            self._tell_new(finding_of(*one) for one in part.findings)
+            self.counted += part.tally.drawn
+            self.failing += sum(count for one, count in part.tally.alike.items() if one.claimed and one.symptom)
+            self._tell_new(part.findings)
 
     def _tell_new(self, findings: Iterable[Finding]) -> None:
         """Tell the findings of which no shard before showed the symptoms."""

@@ -10,21 +10,20 @@ one shard may have exercised what another did not.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import pickle
 import platform
 import time
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 import msgspec
 import numpy as np
@@ -37,28 +36,25 @@ from eqcheck.contract import registry
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError, one_line
 from eqcheck.contract.profiles import REPORT_BYTES, REPORT_LEVELS
+from eqcheck.core.case.record import AnyCase
 from eqcheck.core.explanation.notice import InternalError, kind_of, note, with_kinds
-from eqcheck.core.explanation.records import Explanation, many
-from eqcheck.core.result.claims import Claim, Unreached
+from eqcheck.core.explanation.records import many
+from eqcheck.core.result.claims import Unreached
 from eqcheck.core.result.findings import Audit, Finding, Options
-from eqcheck.core.result.outcome import DictatedRounds, DueDrafts, Loss, NearTie, Outcome
-from eqcheck.core.result.tally import Alike, Losing, Pair, Placed, ServedCase, Tally
+from eqcheck.core.result.outcome import Outcome
+from eqcheck.core.result.tally import Tally
 from eqcheck.core.store.casefile import case_of, read_json, write_whole
 from eqcheck.core.store.corpus import Corpus
 from eqcheck.sampling.betting.exclusion import Exclusion
+from eqcheck.sampling.betting.laws import Floats
 from eqcheck.sampling.betting.wealth import Wealth
 
-# The result of one shard of a campaign as data, and as a file that is written whole or not at all.
+# The result of one shard of a campaign, and its file, which is written whole or not at all.
 #
-# A file may come from anyone: what is read has the declared shape, and no text of it is run.
+# The records are written and read by their own types, so only the code that wrote a file reads it. A file may come from
+# anyone: what is read has the declared shape, and no text of it is run.
 
 FORMAT: Final = "eqcheck-shard/1"
-_MOST_FLOATS = 2**20  # of one array
-_OF_AUDIT = (  # fields of a part that are those of an audit
-    *("lane", "families", "claimed_families", "version"),
-    *("unsettled", "facts", "files", "drawing_s", "interrupted"),
-)
-_KEYED = ("alike", "tested", "lost", "served", "pairs", "dictated", "due", "losses")  # counters with records as keys
 FileName = Annotated[str, Meta(pattern=r"^[\w~][\w.~-]*\Z")]
 StoredName = Annotated[str, Meta(pattern=r"^(unclaimed/)?[\w~][\w.~-]*\Z")]
 
@@ -86,66 +82,34 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Counts:
-    """An `eqcheck.core.result.tally.Tally` as data."""
-
-    alike: tuple[tuple[Alike, int], ...]
-    exact: float
-    prefix: float
-    coverage: dict[str, int]
-    losses: tuple[tuple[Loss, int], ...]
-    observed: dict[str, int | float]
-    lucky: dict[str, int]
-    ties: int
-    reached: dict[str, int]
-    fingerprints: tuple[str, ...]
-    replayed: int
-    failing: int
-    slots: dict[str, int] = field(default_factory=dict)
-    served: tuple[tuple[ServedCase, int], ...] = ()
-    pairs: tuple[tuple[Pair, int], ...] = ()
-    near_ties: tuple[NearTie, ...] = ()
-    tested: tuple[tuple[Claim, int], ...] = ()
-    placed: tuple[Placed, ...] = ()
-    lost: tuple[tuple[Losing, int], ...] = ()
-    dictated: tuple[tuple[DictatedRounds, int], ...] = ()
-    due: tuple[tuple[DueDrafts, int], ...] = ()
-
-
-@dataclass(frozen=True)
-class OutcomeRecord:
-    """An outcome as data: the case, what was read, and how it failed."""
-
-    case: dict[str, Any]
-    status: str
-    explanation: Explanation | None
-    traceback: str
-    drawn: bool
-    traits: tuple[int | str, ...] = ()
-
-
-@dataclass(frozen=True)
 class LaneResults:
-    """The results of one lane of a shard; ``findings`` are outcomes with the other fields of a `Finding`."""
+    """The results of one lane of a shard: the fields of an `Audit` that do not come from its decoder and options.
+
+    A warning's kind stands apart from its words.
+    """
 
     lane: str
     families: tuple[str, ...]
     claimed_families: tuple[str, ...]
     version: str
-    counts: Counts
-    findings: tuple[tuple[OutcomeRecord, dict[str, Any]], ...]
+    tally: Tally
+    findings: tuple[Finding, ...]
     unsettled: int
     warnings: tuple[str, ...]
     facts: dict[str, Any]
     files: dict[FileName, str]
     drawing_s: float
     interrupted: bool
-    wealth: dict[str, Any] | None = None
-    exclusion: dict[str, Any] | None = None
-    telling: tuple[float, OutcomeRecord] | None = None
+    wealth: Wealth | None = None
+    exclusion: Exclusion | None = None
+    telling: tuple[float, Outcome] | None = None
     warning_kinds: tuple[str, ...] = ()
-    unreached: tuple[Unreached, ...] = ()
-    internal: tuple[InternalError, ...] = ()
+    unreached: list[Unreached] = field(default_factory=list)
+    internal: list[InternalError] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.warning_kinds and len(self.warning_kinds) != len(self.warnings):
+            raise UsageError(f"warning_kinds: expected {len(self.warnings)}, got {len(self.warning_kinds)}")
 
 
 @dataclass(frozen=True)
@@ -170,129 +134,134 @@ class Shard:
     @property
     def drawn(self) -> int:
         """The cases that this shard drew, in all lanes."""
-        return sum(count for part in self.parts for _, count in part.counts.alike)
+        return sum(part.tally.drawn for part in self.parts)
 
 
 def part_of(audit: Audit) -> LaneResults:
-    """The result of one lane of a shard, as data."""
-    tally = audit.tally
-    counts = {name.name: getattr(tally, name.name) for name in fields(Tally)}
-    counts |= {name: tuple(getattr(tally, name).items()) for name in _KEYED}
-    counts |= {"fingerprints": tuple(sorted(tally.fingerprints))}
-    rest = [name.name for name in fields(Finding) if name.name != "outcome"]
-    return LaneResults(
-        **{name: getattr(audit, name) for name in _OF_AUDIT},
-        counts=Counts(**counts),
-        findings=tuple((_seen(each.outcome), {name: getattr(each, name) for name in rest}) for each in audit.findings),
-        warnings=tuple(audit.warnings),
-        wealth=_packed(audit.wealth.to_dict()) if audit.wealth else None,
-        exclusion=_packed(audit.exclusion.to_dict()) if audit.exclusion else None,
-        telling=(audit.telling[0], _seen(audit.telling[1])) if audit.telling else None,
-        warning_kinds=tuple(map(kind_of, audit.warnings)),
-        unreached=tuple(audit.unreached),
-        internal=tuple(audit.internal),
-    )
+    """The result of one lane of a shard."""
+    held = {one.name: getattr(audit, one.name) for one in fields(LaneResults) if hasattr(audit, one.name)}
+    held["findings"] = tuple(replace(one, outcome=_told(one.outcome)) for one in audit.findings)
+    held["telling"] = (audit.telling[0], _told(audit.telling[1])) if audit.telling else None
+    held["warnings"], held["warning_kinds"] = tuple(map(str, audit.warnings)), tuple(map(kind_of, audit.warnings))
+    return LaneResults(**held)
 
 
-def _seen(outcome: Outcome) -> OutcomeRecord:
-    told = outcome.status, outcome.explanation, outcome.traceback, outcome.drawn, outcome.traits
-    return OutcomeRecord(outcome.case.to_dict(), *told)
-
-
-def outcome_of(seen: OutcomeRecord) -> Outcome:
-    """The outcome that was written as data."""
+def _told(outcome: Outcome) -> Outcome:
+    """What reports tell of an outcome: the case, what was read, and how it failed."""
     return Outcome(
-        case_of(seen.case),
-        seen.status,
-        explanation=seen.explanation,
-        traceback=seen.traceback,
-        traits=seen.traits,
-        drawn=seen.drawn,
+        outcome.case,
+        outcome.status,
+        explanation=outcome.explanation,
+        traceback=outcome.traceback,
+        traits=outcome.traits,
+        drawn=outcome.drawn,
     )
-
-
-def finding_of(seen: OutcomeRecord, rest: Mapping[str, Any]) -> Finding:
-    """The finding that was written as data."""
-    finding = msgspec.convert({**rest, "outcome": {"case": None, "status": seen.status}}, Finding)
-    return replace(finding, outcome=outcome_of(seen))
-
-
-def tally_of(counts: Counts) -> Tally:
-    """The tally that was written as data."""
-    given = {one.name: getattr(counts, one.name) for one in fields(Tally)}
-    given |= {name: Counter(given[name]) for name in ("coverage", "observed", "lucky", "slots")}
-    given |= {name: Counter(dict(getattr(counts, name))) for name in _KEYED}
-    return Tally(**{**given, "fingerprints": set(counts.fingerprints)})
-
-
-def evidence_of(part: LaneResults) -> tuple[Wealth | None, Exclusion | None]:
-    """The parts of the evidence of a lane; raises `UsageError` where it cannot be read."""
-    try:
-        wealth = Wealth.from_dict(_unpacked(part.wealth)) if part.wealth else None
-        return wealth, Exclusion.from_dict(_unpacked(part.exclusion)) if part.exclusion else None
-    except (KeyError, TypeError, ValueError, AttributeError, zlib.error) as error:
-        raise UsageError(f"evidence: {error}") from error
 
 
 def to_builtins(shard: Shard) -> dict[str, Any]:
     """A shard as plain data for JSON."""
-    data: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(shard))
+    data: dict[str, Any] = msgspec.json.decode(_json(shard))
     return data
+
+
+def _json(shard: Shard) -> bytes:
+    parts = tuple(replace(_with_cases(part, _case_data), tally=_in_pairs(part.tally)) for part in shard.parts)
+    return msgspec.json.encode(replace(shard, parts=parts), enc_hook=_encoded)
 
 
 def from_builtins(data: Any) -> Shard:
     """The inverse of `to_builtins`; raises `UsageError` for data of another shape."""
     try:
-        return msgspec.convert(data, Shard)
+        shard = msgspec.convert(data, Shard, dec_hook=_decoded)
     except msgspec.ValidationError as error:
         raise UsageError(one_line(str(error))) from error
+    return replace(shard, parts=tuple(_with_cases(part, case_of) for part in shard.parts))
+
+
+def _with_cases(part: LaneResults, changed: Callable[[Any], Any]) -> LaneResults:
+    """The results with each case changed: its type is that of any lane, and its data say in their format of which."""
+
+    def of(outcome: Outcome) -> Outcome:
+        return replace(outcome, case=changed(outcome.case))
+
+    findings = tuple(replace(one, outcome=of(one.outcome)) for one in part.findings)
+    return replace(part, findings=findings, telling=part.telling and (part.telling[0], of(part.telling[1])))
+
+
+def _case_data(case: AnyCase) -> dict[str, Any]:
+    return case.to_dict()
+
+
+def _in_pairs(tally: Tally) -> Tally:
+    """The tally with its counters as pairs: JSON has no objects with records as names."""
+    held = ((one.name, getattr(tally, one.name)) for one in fields(tally))
+    pairs: dict[str, Any] = {name: list(counts.items()) for name, counts in held if isinstance(counts, Counter)}
+    return replace(tally, **pairs)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An array of floats as text: hundreds of thousands of numbers would take longer than all else."""
+
+    shape: tuple[Annotated[int, Meta(ge=0, le=2**20)], ...]
+    float64: bytes
+
+
+def _encoded(array: Floats) -> Packed:
+    return Packed(array.shape, array.tobytes())
+
+
+def _decoded(kind: Any, data: Any) -> Any:
+    """A value of the types that msgspec does not know: counters and arrays."""
+    try:
+        return _counter(kind, data) if get_origin(kind) is Counter else _array(data)
+    except msgspec.ValidationError as error:
+        raise UsageError(str(error)) from error  # to this, msgspec adds where it is
+
+
+def _counter(kind: Any, data: Any) -> Counter[Any]:
+    (counted,) = get_args(kind)
+    number = int | float if counted is str else int  # what a decoder counts itself
+    return Counter(dict(msgspec.convert(data, tuple[tuple[counted, number], ...])))  # type: ignore[valid-type]
+
+
+def _array(data: Any) -> Floats:
+    packed = msgspec.convert(data, Packed)
+    array = np.frombuffer(packed.float64, dtype=np.float64).reshape(packed.shape)
+    if not np.isfinite(array).all():
+        raise UsageError("expected finite numbers")
+    return array
 
 
 def write(shard: Shard, folder: Path) -> Path:
     """Write a shard's file into ``folder``, whole or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{shard.number:07d}.json"
-    write_whole(path, msgspec.json.encode(shard).decode() + "\n")
+    write_whole(path, _json(shard).decode() + "\n")
     return path
 
 
 def read(folder: Path) -> Iterator[Shard]:
-    """The shards in a folder, by number; raises `UsageError` for a file that is none, and leaves it as it is."""
+    """The shards in a folder, by number; raises `UsageError` for a file that is none, and leaves it as it is.
+
+    So does one that other code wrote: only the code that wrote a shard knows its records.
+    """
+    mine = code_of_eqcheck()
     for path in sorted(folder.glob("[0-9]*.json")):
+        again = "move it away, and the same command runs that shard again"
         try:
             data = read_json(path, REPORT_BYTES, REPORT_LEVELS)
             got = data.get("format") if isinstance(data, dict) else None
             if got != FORMAT:
                 raise UsageError(f"expected format {FORMAT!r}, got {got!r}")
+            terms = data.get("terms")
+            wrote = terms.get("eqcheck") if isinstance(terms, dict) else None
+            if wrote != mine:
+                again = "give another --out, or move that folder away"
+                raise UsageError(f"expected one of eqcheck {mine}, which reads no other, got one of {wrote}")
             yield from_builtins(data)
         except UsageError as error:
-            again = "move it away, and the same command runs that shard again"
             raise UsageError(f"shard {path}: {one_line(str(error), 300)}; {again}") from error
-
-
-def _packed(data: Any) -> Any:
-    """Plain data with its lists of floats as text: hundreds of thousands of them would take longer than all else."""
-    if isinstance(data, dict):
-        return {name: _packed(value) for name, value in data.items()}
-    first = data
-    while isinstance(first, list) and first:
-        first = first[0]
-    if isinstance(data, list) and isinstance(first, float):
-        array = np.array(data)
-        return {"shape": list(array.shape), "float64": base64.b64encode(zlib.compress(array.tobytes())).decode()}
-    return data
-
-
-def _unpacked(data: Any) -> Any:
-    if not isinstance(data, dict):
-        return data
-    if data.keys() != {"shape", "float64"}:
-        return {name: _unpacked(value) for name, value in data.items()}
-    found = zlib.decompressobj().decompress(base64.b64decode(data["float64"]), 8 * _MOST_FLOATS)
-    array = np.frombuffer(found, dtype=np.float64).reshape(data["shape"])
-    if not np.isfinite(array).all():
-        raise ValueError("expected finite numbers")
-    return array
 
 
 _MOST_WARNINGS = 50
@@ -306,6 +275,7 @@ def terms_of(decoder: Decoder, options: Options) -> Terms:
     return Terms(code_of_eqcheck(), decoder.name, code_of(decoder.spec), options.seed, kept)
 
 
+@cache
 def code_of_eqcheck() -> str:
     """The version of eqcheck, with a hash of its modules: two checkouts may call themselves by one version."""
     root = Path(__file__).resolve().parents[1]
@@ -433,10 +403,7 @@ def merged(decoder: Decoder, options: Options, shards: Iterable[Shard]) -> Audit
             versions.setdefault(name, {})[version] = None
         for part in shard.parts:
             lane = lanes.setdefault(part.lane, _Lane(decoder, options, part))
-            try:
-                lane.add(shard.number, part)
-            except (UsageError, msgspec.ValidationError) as error:
-                raise UsageError(f"shard {shard.number}: {error}") from error
+            lane.add(shard.number, part)
     if not lanes:
         raise UsageError("shards: expected at least one, got none")
     result = concluded([lane.audit() for lane in lanes.values()])
@@ -474,7 +441,7 @@ class _Lane:
     def add(self, number: int, part: LaneResults) -> None:
         """Count a shard with those before it."""
         result = self.result
-        result.counted = result.counted + tally_of(part.counts)
+        result.counted = result.counted + part.tally
         result.unsettled += part.unsettled
         result.drawing_s += part.drawing_s
         result.interrupted |= part.interrupted
@@ -485,20 +452,19 @@ class _Lane:
             note(result.internal, error)
         self.versions |= {part.version: None} if part.version else {}
         self.warnings |= dict.fromkeys(with_kinds(part.warnings, part.warning_kinds))
-        for finding in (finding_of(*entry) for entry in part.findings):
+        for finding in part.findings:
             key = finding.standing, finding.fingerprint, finding.needs
             self.findings[key] = _one(self.findings[key], finding) if key in self.findings else finding
         if part.telling and (result.telling is None or part.telling[0] > result.telling[0]):
-            result.telling = part.telling[0], outcome_of(part.telling[1])
+            result.telling = part.telling
         self._join_evidence(number, part)
 
     def _join_evidence(self, number: int, part: LaneResults) -> None:
         """Go on with the evidence of a shard, where it has some."""
-        result = self.result
-        wealth, exclusion = evidence_of(part)
+        result, wealth, exclusion = self.result, part.wealth, part.exclusion
         if wealth is None or exclusion is None:
             return
-        result.wealth, result.exclusion = result.wealth or type(wealth)(), result.exclusion or type(exclusion)()
+        result.wealth, result.exclusion = result.wealth or Wealth(), result.exclusion or Exclusion()
         # A shard that shares a row's seed with those before it repeats their draws, and is left out of the evidence.
         if result.wealth.join(wealth):
             result.exclusion.join(exclusion)
@@ -522,16 +488,12 @@ class _Lane:
 
 def _one(earlier: Finding, later: Finding) -> Finding:
     best = min(earlier, later, key=_size)
-    axes = {
-        axis: {
-            value: [
-                sum(counts[at] for one in (earlier, later) if (counts := one.axes.get(axis, {}).get(value)))
-                for at in (0, 1)
-            ]
-            for value in sorted({**earlier.axes.get(axis, {}), **later.axes.get(axis, {})})
-        }
-        for axis in {**earlier.axes, **later.axes}
-    }
+    axes: dict[str, dict[str, tuple[int, int]]] = {axis: {} for axis in {**earlier.axes, **later.axes}}
+    for axis, values in axes.items():
+        one, other = earlier.axes.get(axis, {}), later.axes.get(axis, {})
+        for value in sorted({**one, **other}):
+            (failed, run), (more_failed, more_run) = one.get(value, (0, 0)), other.get(value, (0, 0))
+            values[value] = failed + more_failed, run + more_run
     seen = tuple(dict.fromkeys((*earlier.seen, *later.seen)))
     count, replayed = earlier.count + later.count, earlier.replayed + later.replayed
     return replace(best, count=count, replayed=replayed, seen=seen, axes=axes)

@@ -95,11 +95,11 @@ def _cases(places: Places) -> int:
     return sum(count for (axis, _), count in places.items() if axis == "family")
 
 
-def table(failing: Places, run: Places) -> dict[str, dict[str, list[int]]]:
-    """Return per axis and value ``[failing cases, cases run]``; the failing ones are among those run."""
-    counts: dict[str, dict[str, list[int]]] = {axis: {} for axis in TRANSPARENT.axes}
+def table(failing: Places, run: Places) -> dict[str, dict[str, tuple[int, int]]]:
+    """Return per axis and value ``(failing cases, cases run)``; the failing ones are among those run."""
+    counts: dict[str, dict[str, tuple[int, int]]] = {axis: {} for axis in TRANSPARENT.axes}
     for axis, value in sorted(run):
-        counts[axis][value] = [failing[axis, value], run[axis, value]]
+        counts[axis][value] = failing[axis, value], run[axis, value]
     return counts
 
 

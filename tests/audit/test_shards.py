@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -106,8 +107,8 @@ def test_what_one_shard_did_not_exercise_another_may_have() -> None:
 
     def raising(shard: Shard, names: tuple[str, ...]) -> Shard:
         (part,) = shard.parts
-        counts = replace(part.counts, coverage=dict.fromkeys(names, 1))
-        return replace(shard, parts=(replace(part, counts=counts),))
+        tally = replace(part.tally, coverage=Counter(names))
+        return replace(shard, parts=(replace(part, tally=tally),))
 
     def vacuous(*found: Shard) -> list[str]:
         return [line for line in merged(RIGHT, OPTIONS, found).warnings if line.startswith("VACUOUS: no case had")]
@@ -121,8 +122,7 @@ def test_what_one_shard_did_not_exercise_another_may_have() -> None:
 
 def test_a_doubt_in_one_shard_is_one_of_all(three: list[Shard]) -> None:
     (part,) = three[1].parts
-    seen, rest = part.findings[0]
-    doubtful = replace(part, findings=((seen, {**rest, "standing": "inconclusive"}),))
+    doubtful = replace(part, findings=(replace(part.findings[0], standing="inconclusive"),))
     result = merged(WRONG, OPTIONS, [three[0], replace(three[1], parts=(doubtful,))])
     assert result.verdict == "inconclusive"
     assert not result.violations
@@ -184,18 +184,35 @@ def test_hostile_text_in_a_shard_is_plain_in_the_report(tmp_path: Path, three: l
     assert any("red" in line for line in report.warnings)
 
 
+def test_a_shard_of_another_eqcheck_is_refused_in_one_line(
+    tmp_path: Path, three: list[Shard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records may be others: that is said before any of them is read."""
+    path = write(three[0], tmp_path)
+    path.write_text(path.read_text().replace('"tally":', '"counts":'))
+    monkeypatch.setattr(shards, "code_of_eqcheck", lambda: "9.9 (abc)")
+    with pytest.raises(UsageError, match=r"0000000\.json: expected one of eqcheck 9\.9 \(abc\), ") as error:
+        list(read(tmp_path))
+    assert f"got one of {three[0].terms.eqcheck}; give another --out" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.rest
-def test_evidence_that_is_no_evidence_is_refused() -> None:
+def test_evidence_of_stored_shards_reaches_the_report_or_is_refused(tmp_path: Path) -> None:
     shard = shards.run(load("eqspec"), replace(OPTIONS, seed=1), 0, cases=3)
     assert [part.lane for part in shard.parts] == ["transparent", "sampling"]
-    assert from_builtins(to_builtins(shard)) == from_builtins(json.loads(json.dumps(to_builtins(shard))))
-    sampled = shard.parts[1]
-    assert sampled.wealth
-    wrong: list[dict[str, Any]] = [{"portfolio": []}, {**sampled.wealth, "all": {"shape": [3], "float64": "AAAA"}}]
-    for broken in wrong:
-        parts = (shard.parts[0], replace(sampled, wealth=broken))
-        with pytest.raises(UsageError, match="shard 0: "):
-            merged(load("eqspec"), OPTIONS, [replace(shard, parts=parts)])
+    data = json.loads(json.dumps(to_builtins(shard)))
+    assert to_builtins(from_builtins(data)) == to_builtins(shard)
+    write(shard, tmp_path)
+    here = to_dict(merged(load("eqspec"), OPTIONS, [shard]), tmp_path)
+    assert to_dict(merged(load("eqspec"), OPTIONS, read(tmp_path)), tmp_path) == here
+    assert here["sampling"]["course"]
+    wealth, broken = data["parts"][1]["wealth"], list[Any]([[], {"shape": [3], "float64": "AAAA"}])
+    for logs in broken:
+        data["parts"][1]["wealth"] = {**wealth, "_all": logs}
+        (tmp_path / "0000000.json").write_text(json.dumps(data))
+        with pytest.raises(UsageError, match=r"shard .*0000000\.json: .*\.parts\[1\]\.wealth"):
+            list(read(tmp_path))
 
 
 def synthetic(number: int, count: int) -> Shard:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -24,13 +25,20 @@ from eqcheck.contract.decoders import RowOptions, decoder
 from eqcheck.contract.errors import UsageError
 from eqcheck.core.case.engine import EngineCase, EngineRow
 from eqcheck.core.case.record import Case
-from eqcheck.core.result.findings import Audit, Options
+from eqcheck.core.explanation.notice import VACUOUS, InternalError, Notice
+from eqcheck.core.explanation.records import Explanation, Slot
+from eqcheck.core.result.claims import Claim, Unreached
+from eqcheck.core.result.findings import Audit, Finding, Options
+from eqcheck.core.result.outcome import Loss, Outcome
 from eqcheck.core.store.casefile import parsed_case
 from eqcheck.report import load
 from eqcheck.report.compare import compare
 from eqcheck.report.markdown import to_markdown
 from eqcheck.report.page import compared_to_html, to_html
 from eqcheck.report.terminal import summary
+from eqcheck.sampling.betting.exclusion import Exclusion
+from eqcheck.sampling.betting.laws import SampledRow
+from eqcheck.sampling.betting.wealth import Wealth
 
 REPORT = json.loads((Path(__file__).resolve().parents[2] / "reports/showcase/bsp/report.json").read_text())
 BARE = Case(prompts=((1, 2), (3,)), accepts=((1,), (0,)), before=(Case(prompts=((4,),)),)).to_dict()
@@ -41,10 +49,26 @@ KNOWN = (
 )
 
 
+MINE = decoder(name="mine")(lambda target, draft, request: [])
+
+
 def stored_shard() -> dict[str, Any]:
-    mine = decoder(name="mine")(lambda target, draft, request: [])
-    part = part_of(Audit(mine, Options(), "transparent", mine.families, mine.families))
-    return to_builtins(Shard(shards.terms_of(mine, Options()), 0, 5, None, (part,), stored={"a.json": "{}"}))
+    """A shard with a record of each sort."""
+    case, wrong = (
+        Case(prompts=((1, 2), (3,))),
+        Explanation("mask", "window", 0, slots=(Slot(1, "pad", 0, 3, 3, True, True),)),
+    )
+    outcome = Outcome(case, "violation", explanation=wrong, losses=((Loss("rounds"), 2),), traits=(1, "none"))
+    row = SampledRow(np.zeros(4, np.int64), law := np.full((4, 4), 0.25), None, law, np.zeros(4, bool))
+    result = Audit(MINE, Options(), "sampling", MINE.families, MINE.families, outcomes=[outcome])
+    result.wealth, result.exclusion, result.telling = Wealth(), Exclusion(), (1.5, outcome)
+    result.wealth.add([row], "std")
+    result.exclusion.add([row], "std")
+    result.warnings, result.unreached = [Notice("none", VACUOUS)], [Unreached(Claim("drafter", "ngram"), 9)]
+    result.findings = [Finding(outcome, wrong, axes={"rows": {"1": (1, 2)}})]
+    result.internal = [InternalError("judge", "sampling", "KeyError", "'x'", "law.py:1", "")]
+    part = part_of(result)
+    return to_builtins(Shard(shards.terms_of(MINE, Options()), 0, 5, None, (part,), stored={"a.json": "{}"}))
 
 
 def read_in_a_file(data: Any, name: str, reader: Callable[[Path], Any]) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
+import msgspec
 import numpy as np
 import pytest
 from test_bets import contexts, draw, normal, random_case
+from test_wealth import plain, stored
 
-from eqcheck.contract.errors import UsageError
 from eqcheck.sampling.betting.exclusion import CHANGES, EXPONENTS, SIZES, Exclusion, _alternatives, _moments, _wrong
 from eqcheck.sampling.betting.laws import Floats, SampledRow
 from eqcheck.sampling.betting.wealth import PORTFOLIO, Wealth, bets, laws
@@ -142,13 +141,12 @@ def test_a_resumed_exclusion_says_the_same() -> None:
         row, earlier = random_case(seed)
         for one in (whole, first) if seed < 5 else (whole,):
             one.add([*earlier, row], ("std", "near")[seed % 2])
-    second = Exclusion.from_dict(json.loads(json.dumps(first.to_dict())))
+    second = stored(first)
     for seed in range(5, 8):
         row, earlier = random_case(seed)
         second.add([*earlier, row], ("std", "near")[seed % 2])
-    assert second.to_dict() == whole.to_dict()
+    assert plain(second) == plain(whole)
     assert second.excluded() == whole.excluded()
-    data = whole.to_dict()
-    data["portfolio"] = []
-    with pytest.raises(UsageError, match="other alternatives"):
-        Exclusion.from_dict(data)
+    for changes, said in (({"tokens": {}}, "of the same regimes"), ({"_sums": {"std": {}, "near": {}}}, "every fault")):
+        with pytest.raises(msgspec.ValidationError, match=said):
+            stored(whole, **changes)

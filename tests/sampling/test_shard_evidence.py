@@ -11,7 +11,7 @@ import pytest
 from sampling_simulation import UNEQUAL, cases
 from simulated_faults import FAULTS, RIGHT
 from simulated_samplers import REGIMES, Sampler, World
-from test_wealth import OUTCOMES, as_row, chance
+from test_wealth import OUTCOMES, as_row, chance, plain, stored
 
 from eqcheck.audit.loop import concluded
 from eqcheck.contract.decoders import decoder
@@ -43,7 +43,7 @@ def shard(sampler: Sampler, number: int, tokens: int) -> tuple[Wealth, Exclusion
 
 def joined(wealths: list[Wealth]) -> Wealth:
     together = Wealth()
-    assert all(together.join(Wealth.from_dict(wealth.to_dict())) for wealth in wealths)
+    assert all(together.join(stored(wealth)) for wealth in wealths)
     return together
 
 
@@ -83,7 +83,7 @@ def test_the_mean_over_all_outcomes_is_1_at_most_whenever_a_shard_ends() -> None
                 found.append((chance(as_row(2 * number, first)), wealth))
                 continue
             for second in OUTCOMES:
-                longer = Wealth.from_dict(wealth.to_dict())
+                longer = stored(wealth)
                 longer.add([as_row(2 * number + 1, second)], "near")
                 likely = chance(as_row(2 * number, first)) * chance(as_row(2 * number + 1, second))
                 found.append((likely, longer))
@@ -118,9 +118,9 @@ def test_shards_that_share_the_seed_of_a_row_are_not_independent() -> None:
     one, other = Wealth(), Wealth()
     one.add([as_row(0, (0, 1, 1), seed=9)], "std")
     other.add([as_row(1, (1, 1, 0), seed=9)], "std")
-    before = one.to_dict()
+    before = plain(one)
     assert not one.join(other)
-    assert one.to_dict() == before
+    assert plain(one) == before
 
 
 def audit_of(wealth: Wealth, findings: bool) -> Audit:

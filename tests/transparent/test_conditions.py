@@ -34,11 +34,11 @@ LEFT, RIGHT = (Case(prompts=((1,), (2,)), padding_side=side) for side in ("left"
 def test_failing_cases_are_counted_by_every_axis() -> None:
     many = Case(prompts=((1,),) * 4, num_draft_tokens=7, padding_side="right", family="learned")
     assert table(places(many), places(LEFT, RIGHT, many, many)) == {
-        "family": {"learned": [1, 2], "rotary": [0, 2]},
-        "padding_side": {"left": [0, 1], "right": [1, 3]},
-        "rows": {"2": [0, 2], "3+": [1, 2]},
-        "cache_state": {"empty": [1, 4]},
-        "num_draft_tokens": {"1": [0, 2], "5+": [1, 2]},
+        "family": {"learned": (1, 2), "rotary": (0, 2)},
+        "padding_side": {"left": (0, 1), "right": (1, 3)},
+        "rows": {"2": (0, 2), "3+": (1, 2)},
+        "cache_state": {"empty": (1, 4)},
+        "num_draft_tokens": {"1": (0, 2), "5+": (1, 2)},
     }
 
 

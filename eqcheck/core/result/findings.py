@@ -103,7 +103,7 @@ class Finding:
     seen: tuple[str, ...] = ()
     stored: bool = False
     minimised: bool = True
-    axes: Mapping[str, Mapping[str, list[int]]] = field(default_factory=dict)
+    axes: Mapping[str, Mapping[str, tuple[int, int]]] = field(default_factory=dict)
     only: tuple[str, ...] = ()
     script: str | None = None
     story: Story | None = None

@@ -17,9 +17,8 @@ it falls. Powers of p have monotone likelihood ratios, and so the sum is monoton
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -104,16 +103,23 @@ most likely ones."]
     return [f"{where} {'; '.join(clauses)}." for where, clauses in said.items()]
 
 
+@dataclass(eq=False)
 class Exclusion:
     """Sums over the laws that an audit met; `excluded` says what they are enough for.
 
     Hand in the same cases as to `Wealth`, in the same order.
     """
 
-    def __init__(self) -> None:
-        self.tokens: dict[str, int] = {}
-        self._sums: dict[str, dict[str, Floats]] = {}
-        self._seeds: set[int] = set()
+    tokens: dict[str, int] = field(default_factory=dict)
+    _sums: dict[str, dict[str, Floats]] = field(default_factory=dict)
+    _seeds: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        """Refuse what are no sums, as a file may say it."""
+        if self.tokens.keys() != self._sums.keys():
+            raise UsageError("exclusion: expected the tokens and the sums of the same regimes")
+        if any({law: one.shape for law, one in sums.items()} != _shapes() for sums in self._sums.values()):
+            raise UsageError("exclusion: expected the sums of every fault")
 
     def add(self, rows: Sequence[SampledRow], regime: str, eps: float = 0.0) -> None:
         """Count the laws of a case, with the bound on rounding that `Wealth` was given."""
@@ -151,23 +157,6 @@ class Exclusion:
             faults.append(_best("", law, total, regime_weight(0) / len(PORTFOLIO), sum(self.tokens.values())))
         return faults
 
-    def to_dict(self) -> dict[str, Any]:
-        """All that is needed to go on, as JSON."""
-        sums = {regime: {law: one.tolist() for law, one in laws.items()} for regime, laws in self._sums.items()}
-        return {"portfolio": list(PORTFOLIO), "tokens": dict(self.tokens), "seeds": sorted(self._seeds), "sums": sums}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Exclusion:
-        """The sums that `to_dict` gave. Raises `UsageError` where other alternatives were bet on."""
-        if tuple(data.get("portfolio", ())) != PORTFOLIO:
-            raise UsageError("the audit was begun with other alternatives and cannot be continued; begin a new one")
-        exclusion = cls()
-        exclusion.tokens, exclusion._seeds = dict(data["tokens"]), set(data["seeds"])
-        exclusion._sums = {
-            regime: {law: np.array(one) for law, one in laws.items()} for regime, laws in data["sums"].items()
-        }
-        return exclusion
-
 
 def _alternatives(law: str) -> list[Bet]:
     """The bets that are held against a fault."""
@@ -183,6 +172,10 @@ def _sizes(law: str) -> Sequence[float]:
 
 def _shape(law: str) -> tuple[int, int, int]:
     return len(_alternatives(law)), len(_sizes(law)), len(EXPONENTS)
+
+
+def _shapes() -> dict[str, tuple[int, int, int]]:
+    return {law: _shape(law) for law in _LAWS}
 
 
 def _moments(row: SampledRow, eps: float) -> dict[str, Floats]:

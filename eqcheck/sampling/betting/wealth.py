@@ -56,10 +56,10 @@ tokens; the rest on the tokens of one regime, ``1/(k (k + 1))`` of it on the k-t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
@@ -518,6 +518,16 @@ _OF_REGIMES = 0.4
 _GREATEST = 700.0  # beyond exp of this, floats end
 
 
+class Impossible(TypedDict):
+    """Where a token with the probability 0 was emitted."""
+
+    case: int
+    row: int
+    position: int
+    token: int
+
+
+@dataclass(eq=False)
 class Wealth:
     """Evidence against a sampler over all cases added; what it was worth at most (`supremum`), and the `verdict`.
 
@@ -529,23 +539,32 @@ class Wealth:
     ('violation', 40, 'argmax:0.3')
     """
 
-    def __init__(self) -> None:
-        self.cases = self.tokens = self.rows = 0
-        self.skipped = 0
-        """Positions that were not judged because they are near a cut."""
-        self.repeated_seeds = 0
-        """Rows that were not judged because an earlier one had their seed."""
-        self.counts: dict[str, int] = {}
-        """Tokens judged of each regime."""
-        self.impossible: list[dict[str, int]] = []
-        """Tokens with the probability 0 at positions not skipped: ``case``, ``row``, ``position``, ``token``."""
-        self.log_supremum = 0.0
-        self.crossed: int | None = None
-        """The number of tokens after which the evidence first was that of a violation."""
-        self._stride, self._course = 1, [[0.0, 0.0]]
-        self._seeds: set[int] = set()
-        self._all: Floats = np.zeros(len(PORTFOLIO))
-        self._regimes: dict[str, Floats] = {}
+    cases: int = 0
+    tokens: int = 0
+    rows: int = 0
+    skipped: int = 0
+    """Positions that were not judged because they are near a cut."""
+    repeated_seeds: int = 0
+    """Rows that were not judged because an earlier one had their seed."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Tokens judged of each regime."""
+    impossible: list[Impossible] = field(default_factory=list)
+    """Tokens with the probability 0 at positions not skipped."""
+    log_supremum: float = 0.0
+    crossed: int | None = None
+    """The number of tokens after which the evidence first was that of a violation."""
+    _stride: int = 1
+    _course: list[tuple[float, float]] = field(default_factory=lambda: [(0.0, 0.0)])
+    _seeds: set[int] = field(default_factory=set)
+    _all: Floats = field(default_factory=lambda: np.zeros(len(PORTFOLIO)))
+    _regimes: dict[str, Floats] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what no evidence is, as a file may say it."""
+        if any(logs.shape != (len(PORTFOLIO),) for logs in (self._all, *self._regimes.values())):
+            raise UsageError(f"evidence: expected the wealth of {len(PORTFOLIO)} alternatives")
+        if self.counts.keys() != self._regimes.keys():
+            raise UsageError("evidence: expected the tokens and the wealth of the same regimes")
 
     def add(self, rows: Sequence[SampledRow], regime: str, eps: float = 0.0, whole: bool = True) -> None:
         """Count the tokens of a case. ``eps`` bounds the rounding of its laws, see the theorem; 0 is exact.
@@ -638,7 +657,7 @@ class Wealth:
             self._regimes[name] = self._regimes.get(name, 0) + logs
             self.counts[name] = self.counts.get(name, 0) + later.counts[name]
         if before:
-            self._remember([[float(self.tokens), self.log_evidence]])
+            self._remember([(float(self.tokens), self.log_evidence)])
         else:
             self.log_supremum, self.crossed = later.log_supremum, later.crossed
             self._stride, self._course = later._stride, list(later._course)
@@ -651,9 +670,9 @@ class Wealth:
         """Remember the evidence after some of these tokens, the last of them counted by `tokens`."""
         numbers = np.arange(self.tokens - len(worth) + 1, self.tokens + 1)
         points = zip(numbers, worth, strict=True)
-        self._remember([[float(n), float(log)] for n, log in points if n % self._stride == 0])
+        self._remember([(float(n), float(log)) for n, log in points if n % self._stride == 0])
 
-    def _remember(self, points: list[list[float]]) -> None:
+    def _remember(self, points: list[tuple[float, float]]) -> None:
         self._course += points
         while len(self._course) >= _POINTS:
             self._stride *= 2
@@ -663,7 +682,7 @@ class Wealth:
     def course(self) -> tuple[tuple[int, float], ...]:
         """The evidence over tokens, thinned to `_POINTS` at most: how many tokens, and its decimal logarithm then."""
         points = [point for point in self._course if point[0] < self.tokens]
-        points += [[self.tokens, self.log_evidence]] if self.tokens else []
+        points += [(self.tokens, self.log_evidence)] if self.tokens else []
         return tuple((int(number), round(log / math.log(10), 3)) for number, log in points)
 
     @property
@@ -703,39 +722,7 @@ class Wealth:
         worth += [share + logs for share, logs in zip(shares[1:-1], self._regimes.values(), strict=True)]
         return np.asarray(np.logaddexp.reduce(worth))
 
-    def to_dict(self) -> dict[str, Any]:
-        """All that is needed to go on, as JSON."""
-        return {
-            "portfolio": list(PORTFOLIO),
-            **{name: getattr(self, name) for name in _PLAIN},
-            "counts": dict(self.counts),
-            "impossible": [dict(one) for one in self.impossible],
-            "seeds": sorted(self._seeds),
-            "all": self._all.tolist(),
-            "regimes": {name: logs.tolist() for name, logs in self._regimes.items()},
-            "stride": self._stride,
-            "course": [list(point) for point in self._course],
-        }
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Wealth:
-        """The evidence that `to_dict` gave. Raises `UsageError` where it was of other bets."""
-        if tuple(data.get("portfolio", ())) != PORTFOLIO:
-            raise UsageError("the audit was begun with other alternatives and cannot be continued; begin a new one")
-        if any(len(logs) != len(PORTFOLIO) for logs in [data["all"], *data["regimes"].values()]):
-            raise UsageError("the wealth of an alternative is missing; begin a new audit")
-        wealth = cls()
-        for name in _PLAIN:
-            setattr(wealth, name, data[name])
-        wealth.counts, wealth.impossible = dict(data["counts"]), [dict(one) for one in data["impossible"]]
-        wealth._seeds, wealth._all = set(data["seeds"]), np.array(data["all"])
-        wealth._regimes = {name: np.array(logs) for name, logs in data["regimes"].items()}
-        wealth._stride = data.get("stride", 1)
-        wealth._course = [list(point) for point in data.get("course", [])]
-        return wealth
-
-
-_PLAIN = ("cases", "tokens", "rows", "skipped", "repeated_seeds", "log_supremum", "crossed")
 _POINTS = 200
 _NOTHING = np.zeros((0, len(PORTFOLIO)))
 
