@@ -173,14 +173,14 @@ def test_a_right_audit_has_no_internal_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "step",
-    ["naming.cause", "lane.law_finding", "transparent.smallest", "judge.Gathered.exclusion", "judge.impossible"],
+    ["naming.cause", "lane.law_finding", "transparent_target.smallest", "judge.Gathered.exclusion", "judge.impossible"],
 )
 @pytest.mark.rest
 def test_in_the_lane_of_sampling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     from eqcheck.catalogue.samplers import SAMPLED_FAULTS
 
     fault = next(fault for fault in SAMPLED_FAULTS if fault.name == "bonus-argmax").decoder("per_row")
-    where = "transparent.cause" if step == "naming.cause" else step
+    where = "transparent_target.cause" if step == "naming.cause" else step
     monkeypatch.setattr(f"eqcheck.sampling.{where}", planted)
     decoder = eqcheck.decoder(name="wrong", capabilities=("temperature",))(lambda *given: fault(*given))
     result = audit(decoder, Options(cases=120))
