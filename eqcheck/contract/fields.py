@@ -2,6 +2,9 @@
 
 The types are msgspec's, such as ``Annotated[int, Meta(ge=1, le=64)]``. In the ``extra`` of a type, ``is`` says in words
 what is expected, and ``of`` what is counted.
+
+msgspec decides what fits; the words are ours, since its own tell one bound and never the value that came. It also
+passes over a field that is misspelled, for which `read` names the one that is meant.
 """
 
 from __future__ import annotations
