@@ -300,6 +300,9 @@ class LlamaServer:
     def close(self) -> None:
         self.folder.cleanup()
 
+    def renew(self) -> None:
+        """Nothing to do: each request has a server of its own."""
+
     def load(self, target: str, draft: str, request: Request) -> tuple[Path, Path]:
         """Target and draft as GGUF."""
         return self._exported(target, request.dtype), self._exported(draft, request.dtype)

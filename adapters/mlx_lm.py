@@ -176,8 +176,12 @@ class Server:
         self.engines: dict[tuple[Any, ...], Any] = {}
 
     def close(self) -> None:
-        for engine in self.engines.values():
-            engine.stop_and_join()
+        self.renew()
+
+    def renew(self) -> None:
+        """End the servers: what one keeps between requests, it keeps in itself."""
+        while self.engines:
+            self.engines.popitem()[1].stop_and_join()
 
     def load(self, target: str, draft: str, request: Request) -> Any:
         """The server's thread with the settings of a request."""

@@ -180,6 +180,10 @@ class Generators:
         while self.engines:
             self.engines.popitem()[1].folder.cleanup()
 
+    def renew(self) -> None:
+        """Load the models anew; a generator is made for each request."""
+        self.close()
+
     def load(self, target: str, draft: str, request: Request) -> Any:
         """The folder that the engine loads."""
         key = (target, draft, "model") if request.drafting == "model" else (target,)

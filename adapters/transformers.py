@@ -281,6 +281,10 @@ class Served:
 
     def close(self) -> None: ...
 
+    def renew(self) -> None:
+        """Load the models anew: what ``generate()`` keeps between calls, it keeps in them."""
+        self.models.clear()
+
     def load(self, target: str, draft: str, request: eqcheck.Request) -> list[Any]:
         """The two models."""
         return [self._loaded(folder, request.dtype) for folder in (target, draft)]

@@ -39,6 +39,13 @@ class Loading(Event):
     checkpoint: str
 
 
+@dataclass(frozen=True)
+class Loaded(Event):
+    """An engine started, or loaded a checkpoint, while cases were drawn: the budget does not count the ``seconds``."""
+
+    seconds: float
+
+
 Step = Literal["models", "self-check", "decoder", "stored", "explain", "shrink", "script", "name", "report"]
 
 

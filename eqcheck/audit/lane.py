@@ -35,8 +35,10 @@ class Lane(ABC):
     so many ``seconds`` where neither time nor cases are given. ``sampled``: the answers of a decoder need not repeat.
     ``conditional``: what a finding needs beside its symptom is known only when its case was looked into. ``begun`` is
     when the first case was drawn, on the monotonic clock. ``on_loading`` is called with the name of a checkpoint
-    that takes long to be loaded, ``on_step`` with each step (`eqcheck.audit.events.Step`) that may take seconds, and
-    what it is about. ``lanes`` are the names of all lanes of the audit.
+    that takes long to be loaded, ``on_loaded`` with the seconds of each start of an engine and each load, ``on_step``
+    with each step (`eqcheck.audit.events.Step`) that may take seconds, and what it is about. ``lanes`` are the names of
+    all lanes of the audit. All of it, scripts of findings included, has to be done when it ``ends``, on the monotonic
+    clock.
 
     A lane takes from the options what it needs when it is made, and hands them to its result, and to nothing else.
     ``fixed``: a profile says which cases are drawn, whatever is claimed.
@@ -57,8 +59,10 @@ class Lane(ABC):
         self.isolate, self.jobs = options.isolate, options.jobs
         self.limits = Limits(options.case_timeout, options.case_memory if options.isolate else None)
         self.on_loading: Callable[[str], None] = lambda name: None
+        self.on_loaded: Callable[[float], None] = lambda seconds: None
         self.on_step: Callable[[str, str], None] = lambda step, subject: None
         self.begun = time.monotonic()
+        self.ends: Callable[[], float] = lambda: float("inf")
         self.lanes: tuple[str, ...] = ()
 
     def decoding(self, task: TryCase, jobs: int = 1, said: list[str] | None = None) -> AbstractContextManager[Workers]:

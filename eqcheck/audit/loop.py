@@ -89,6 +89,13 @@ def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda 
     sampled = any(other.lane.sampled for other in others)
     counts = [one.lane.total for one in campaigns]
     total = None if None in counts else sum(count or 0 for count in counts)
+
+    def ends() -> float:
+        uncharged = sum(one.pace.uncharged_s for one in campaigns)
+        return begun + options.budget + uncharged if options.budget else float("inf")
+
+    for campaign in campaigns:
+        campaign.lane.ends = ends
     drawn = first.result.lane, total, first.result.families, sampled
     listen(events.Started(decoder.name, *drawn, options.budget))
     results = [first.result]
@@ -103,10 +110,10 @@ def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda 
             continue
         if options.budget:  # what the lanes before it left of their time
             waiting = len(others) - others.index(other)
-            other.pace.has_at_least((begun + options.budget - time.monotonic()) / waiting)
+            other.pace.has_at_least((ends() - time.monotonic()) / waiting)
         results.append(other.collect())
     if others and options.budget:  # what they left of their time
-        first.seek_more(begun + options.budget)
+        first.seek_more(ends())
     first.finish()
     first.result.warnings += [_NOT_ASKED] if skipped else []
     return results
@@ -172,7 +179,8 @@ class Campaign:
         self.aside: list[Outcome] = []
         self.failed_tries: Counter[Hashable] = Counter()  # by group
         self.over = False
-        self.pace, lane.on_loading = Pace(lane), partial(self.tell, events.Loading)
+        self.pace, lane.on_loading, lane.on_loaded = Pace(lane), partial(self.tell, events.Loading), self._loaded
+        self.new = self.looking = False  # whether a kind of failure is new, and whether failing cases are looked into
         lane.on_step = partial(self.tell, events.Working)
         self.check: Callable[[], None] = lambda: None
 
@@ -191,7 +199,7 @@ class Campaign:
         with self._kept():
             self.replay()
             while self.draw():
-                self.settle()
+                self.settle(first=self.new)
             self.settle()
             for outcome in sorted(self.pending.values(), key=self.lane.rank)[:_LAST]:
                 if not self.result.violations:  # better one without a cause than none, however late it is
@@ -264,6 +272,11 @@ class Campaign:
                 self.add(self._unsettled(group[0], UNTRIED), group)
         self.pending = {}
 
+    def _loaded(self, seconds: float) -> None:
+        if not self.looking:  # else it is part of the search for a cause
+            self.pace.extends(seconds)
+            self.tell(events.Loaded, seconds)
+
     def tell(self, event: type[events.Event], *values: Any) -> None:
         self.listen(event(self.result.decoder.name, *values))
 
@@ -313,7 +326,7 @@ class Campaign:
 
     def draw(self) -> bool:
         """Decode new cases until it is time to look into what fails, or there are no more; False: none was left."""
-        start, count = time.monotonic(), self.decoded
+        start, count, self.new = time.monotonic(), self.decoded, False
         until = None if self.over else self.pace.draws_until(start)
         if until is None:
             return False
@@ -350,7 +363,7 @@ class Campaign:
             yield case
 
     def _cases(self, until: float) -> Iterator[Any]:
-        while time.monotonic() < until and (case := next(self.source, None)) is not None:
+        while not self.new and time.monotonic() < until and (case := next(self.source, None)) is not None:
             yield case
 
     def _gives_up(self, outcome: Outcome) -> bool:
@@ -378,6 +391,7 @@ class Campaign:
         group = self._likeness(outcome)
         if group not in self.groups_seen:
             self.groups_seen.add(group)
+            self.new |= self.pace.looks_now()
             self.tell(events.ViolationSeen, outcome, len(self.groups_seen))
             if not outcome.minimal:
                 self.store(self._unsettled(outcome, UNTRIED))
@@ -408,13 +422,16 @@ class Campaign:
         """The likeness of failing cases: one stands for all, until more is known."""
         return self.result.claims(outcome.case), outcome.symptom, self.lane.condition(outcome.case)
 
-    def settle(self) -> None:
-        """Look into failing cases, a finding from each group by turns, until each counts with a finding."""
+    def settle(self, first: bool = False) -> None:
+        """Look into failing cases, a finding from each group by turns, until each counts with a finding.
+
+        ``first``: drawing waits for it, so the look is short.
+        """
         if not (groups := self.groups()):
             return
         self._tell_settling(groups[0][0].symptom, len(self.result.findings) + 1)  # to set up takes long
-        self.pace.settling(len(self.pending))
-        with self.lane.settling(self.check):
+        self.pace.settling(len(self.pending), first)
+        with self._looking(), self.lane.settling(self.check):
             for group in groups:
                 self._look(group, len(groups), eager=True)
             while any(groups) and not self.pace.late(len(self.pending)):
@@ -424,6 +441,15 @@ class Campaign:
                 if not self.pace.late(0) and self._counts(outcome):
                     del self.pending[id(outcome)]
             self._tell_settling("", len(self.result.findings))
+
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        self.looking, begun = True, time.monotonic()
+        try:
+            yield
+        finally:
+            self.looking = False
+            self.pace.looked_s += time.monotonic() - begun
 
     def _tell_settling(self, symptom: str, number: int) -> None:
         self.tell(events.Settling, symptom, number, self.gathered - len(self.pending), self.gathered)

@@ -12,6 +12,9 @@ from eqcheck.audit.lane import Lane
 from eqcheck.core.result.outcome import Outcome
 
 LOOKING = 0.9  # of a time budget; then scripts are finished
+# Of the time left, for the first case of a kind, as soon as it is seen; and of all time so far that such looks took at
+# most. Drawing goes on after that: a verdict rests on cases, and a report on causes.
+FIRST_LOOK, LOOKS = 0.25, 0.5
 # A verdict rests on cases, so half of the time that is left is for drawing until there are 1,000 of them; after that
 # it is a fourth in each round, and the rest is for looking into what fails.
 DRAWING, DRAWING_AT_MOST, VERDICT = 0.25, 0.5, 1000
@@ -30,14 +33,29 @@ class Pace:
     """The time of an audit in one lane.
 
     All cases are drawn before any is looked into: the first of its kind stands for all. In a lane that is conditional
-    it takes a look to know what stands for what, so drawing and looking take turns.
+    it takes a look to know what stands for what, so drawing and looking take turns. Under a budget the first failing
+    case of a kind is looked into at once: who waits for ten like it has no time left for a cause. To start an engine
+    and to load checkpoints for cases that are drawn is not charged: it can take longer than the budget.
     """
 
     def __init__(self, lane: Lane) -> None:
         self.lane, self.budget, self.drawn = lane, lane.budget, False
         self.until = float("inf")  # when cases are no longer made smaller
         self.end = float("inf")
+        self.look_ends = float("inf")
+        self.looked_s = self.uncharged_s = 0.0
         self.begins(lane.begun)
+
+    def extends(self, seconds: float) -> None:
+        """Have so many seconds more, which went by before a case could be decoded."""
+        self.uncharged_s += seconds
+        self.end += seconds
+
+    def looks_now(self) -> bool:
+        """Return whether to look into the first failing case of a kind before more cases are drawn."""
+        lane = self.lane
+        spent = time.monotonic() - lane.begun - self.uncharged_s
+        return bool(lane.conditional and self.budget) and self.looked_s <= LOOKS * spent
 
     def begins(self, moment: float) -> None:
         """Count the time of the lane from this moment on; another lane may have had its own time before."""
@@ -80,9 +98,10 @@ class Pace:
         self.end = time.monotonic() + left * LOOKING
         return True
 
-    def settling(self, waiting: int) -> None:
-        """Begin to look into failing cases; so many are ``waiting``."""
+    def settling(self, waiting: int, first: bool = False) -> None:
+        """Begin to look into failing cases; so many are ``waiting``. A ``first`` look is short."""
         now = time.monotonic()
+        self.look_ends = now + FIRST_LOOK * (self.end - now) if first else float("inf")
         self.until = now + (self.budget or float("inf"))
         self.half = now + (self._looks_until(waiting) - now) / 2
 
@@ -97,7 +116,7 @@ class Pace:
         """Return when to count cases with the findings there are: some are decoded several times for that."""
         result = self.lane.result
         expected = 3 * waiting * result.drawing_s / max(1, len(result.outcomes))
-        return self.end - min(expected, COUNTING * (self.end - self.lane.begun))
+        return min(self.look_ends, self.end - min(expected, COUNTING * (self.end - self.lane.begun)))
 
     def left(self, groups: int, waiting: int) -> float:
         """Return how many seconds there are for a failing case, where so many ``groups`` and cases wait.
@@ -106,6 +125,33 @@ class Pace:
         """
         now = time.monotonic()
         return self._looks_until(waiting) - now if self.lane.conditional else max(0.0, self.until - now) / groups
+
+
+class WorkClock:
+    """Count the seconds in which a search gets on, for limits that a busy machine should not use up.
+
+    They are those of the CPU, of this process and of the engine, where they are fewer than those of the wall: a process
+    that gets a tenth of a core searches as long as one alone. An engine that waits and uses no CPU at all still
+    comes to an end, after `PATIENCE` times its limit. ``engine`` tells the CPU seconds of the engine's process.
+
+    >>> clock = WorkClock(lambda: 0.0)
+    >>> clock() <= clock()
+    True
+    """
+
+    PATIENCE = 6
+
+    def __init__(self, engine: Callable[[], float]) -> None:
+        self._engine, self._counted = engine, 0.0
+        self._seen = time.monotonic(), time.process_time(), engine()
+
+    def __call__(self) -> float:
+        now = time.monotonic(), time.process_time(), self._engine()
+        wall, own, engine = (new - old for new, old in zip(now, self._seen, strict=True))
+        engine = engine if engine >= 0 else now[2]  # another process by now
+        self._counted += min(wall, max(own + engine, wall / self.PATIENCE))
+        self._seen = now
+        return self._counted
 
 
 @contextmanager

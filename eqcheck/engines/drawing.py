@@ -398,6 +398,12 @@ _LONGEST_SHARED = 3 * KV_BLOCK
 _SHARED = 0.3  # of the cases share beginnings where prefix caching is the engine's own default
 _GOING_ON = 0.3  # of the cases with cached prefixes have a row that goes on from another one
 _EXACT = 0.25  # of the cases have a prompt that is as long as something in the engine
+# Lengths that one case in so many meets are met by luck in a short audit, so they are drawn in turn: each length of a
+# prompt modulo the longest block, page or chunk that is usual, once in so many cases. The stride has no common factor
+# with it, so neighbours in length are far apart, and a short audit sees some of all sizes.
+_SWEEP, _STRIDE = 128, 45
+_ALL_REJECTED, _ENDING_TOGETHER = 0.1, 0.1  # of the cases: no round accepts anything; all rows end in two steps
+_BETWEEN = (7, 9, 11, 17, 33, 47, 65, 100)  # rows; engines pad batches to powers of two and multiples of eight
 
 
 @dataclass(frozen=True)
@@ -440,7 +446,7 @@ class EngineCases:
         if place < cases - REACHING or not far:
             own = random.Random(f"eqcheck {self.seed} turn {number}")
             turn = own.choice((1, *_BOUNDARIES)) if self.latest and "row-limits" in self.capabilities else 1
-            case = self._case(rng, settings, beginning, turn, turns)
+            case = self._case(rng, settings, beginning, turn, turns, number)
             turn, among = divmod(number // SWITCHED, SWITCHED_EVERY)
             if self.switches and among == 1 and not turns:
                 return _switched(case, self.switches[(turn + self.seed) % len(self.switches)])
@@ -537,13 +543,24 @@ class EngineCases:
         return (number + turns) % 2 == 1
 
     def _case(
-        self, rng: random.Random, settings: EngineCase, beginning: tuple[int, ...], turn: int, turns: Collection[str]
+        self,
+        rng: random.Random,
+        settings: EngineCase,
+        beginning: tuple[int, ...],
+        turn: int,
+        turns: Collection[str],
+        number: int,
     ) -> EngineCase:
         # The order of the draws is part of a seed: one more in between, and every seed has other cases.
         size, longest = self._size(rng, settings, turns)
+        edges = random.Random(f"eqcheck {self.seed} edges {number}") if self.latest else None
+        if edges and edges.random() < _EXACT and size > 1:
+            size = edges.choice([count for count in _BETWEEN if count < 32 or size >= 32])
         # An engine that can cache prefixes may do so by default.
         caches = settings.prefix_caching or ("prefix-caching" in self.capabilities and rng.random() < _SHARED)
         drawn = self._prompts(rng, settings, min(size, self.bounds.rows), longest, beginning if caches else ())
+        if edges:
+            drawn = _at_edges(edges, number, drawn, settings, beginning if caches else ())
         prompts = prompts_meeting(self.requires, [one[: self.bounds.prompt] for one in drawn], PAD, VOCAB_SIZE)
         size = len(prompts)
         limit = rng.randint(1, 24) if rng.random() < 0.3 else rng.randint(12, 32)
@@ -552,6 +569,8 @@ class EngineCases:
         rows = [EngineRow(prompt, common) for prompt in prompts]
         if self._has(rng, "row-limits", 0.5, turns):
             rows = [row_with(row, max_new_tokens=rng.randint(1, limit)) for row in rows]
+            if edges and limit > 1 and edges.random() < _ENDING_TOGETHER:
+                rows = [row_with(row, max_new_tokens=limit - edges.randint(0, 1)) for row in rows]
         for name, values in _PENALTIES.items():
             if self._has(rng, name.replace("_", "-"), 0.15, turns):
                 rows = [row_with(row, **{name: rng.choice(values)}) if rng.random() < 0.6 else row for row in rows]
@@ -560,7 +579,10 @@ class EngineCases:
         rows = self._with_ends(rng, rows, alone, turns)
         rows = self._in_time(rng, rows, alone, caches, turn, turns)
         rows = [row if not row.options.changes_scores or alone.decides(row) else _plain(row) for row in rows]
-        return self._dictated(rng, replace(settings, rows=tuple(rows)), limit).meeting(self.requires)
+        case = self._dictated(rng, replace(settings, rows=tuple(rows)), limit).meeting(self.requires)
+        if edges and edges.random() < _ALL_REJECTED:  # where nothing is named nothing is accepted
+            case = replace(case, rows=tuple(replace(row, accepts=()) for row in case.rows))
+        return case
 
     def _in_time(
         self, rng: random.Random, rows: list[EngineRow], alone: Truth, caches: bool, turn: int, turns: Collection[str]
@@ -631,6 +653,29 @@ class EngineCases:
             prompts = [(*rng.choice(begins), *prompt) for prompt in prompts]
             prompts[-1] = prompts[0]
         return prompts
+
+
+def _at_edges(
+    rng: random.Random, number: int, prompts: list[tuple[int, ...]], settings: EngineCase, beginning: tuple[int, ...]
+) -> list[tuple[int, ...]]:
+    """The prompts, one of them as long as it is this case's turn.
+
+    Where beginnings are cached, others go on behind a whole number of blocks by a round's tokens: 1, K, or K + 1. A
+    prefill of just so many tokens looks like a verification.
+    """
+    k, changed = settings.num_draft_tokens, list(prompts)
+    length, place = 1 + number * _STRIDE % _SWEEP, number % len(prompts)
+    if settings.drafting != "ngram" and not beginning:  # else a prompt repeats, or begins like others
+        changed[place] = tuple(rng.randrange(VOCAB_SIZE) for _ in range(length))
+    if beginning and len(prompts) > 1 and rng.random() < _EXACT:
+        block = rng.choice(_BOUNDARIES)
+        for place, behind in zip(
+            rng.sample(range(1, len(prompts)), min(3, len(prompts) - 1)), (1, k, k + 1), strict=False
+        ):
+            end = block * rng.randint(1, _LONGEST_SHARED // block)
+            changed[place] = (*beginning[:end], *(rng.randrange(VOCAB_SIZE) for _ in range(behind)))
+        changed[0] = (*beginning, rng.randrange(VOCAB_SIZE))
+    return changed
 
 
 def _plain(row: EngineRow) -> EngineRow:

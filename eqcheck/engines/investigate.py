@@ -20,7 +20,7 @@ from eqcheck.core.result.outcome import HANG, UNTRIED, Outcome
 from eqcheck.core.shrinking.items import kept, spans
 from eqcheck.core.shrinking.numbers import below, put
 from eqcheck.core.shrinking.options import PLAIN, plain, plainer
-from eqcheck.core.shrinking.reducer import Budget, Shrinking
+from eqcheck.core.shrinking.reducer import Budget, Enough, Shrinking
 from eqcheck.core.shrinking.tokens import duller, halved
 from eqcheck.engines.abduction import Abduced
 from eqcheck.engines.checkpoints.row_judge import truth
@@ -29,6 +29,7 @@ from eqcheck.engines.engine_outcome import (
     HELD_BACK,
     TOO_EARLY,
     UNEXPLAINED,
+    EngineOutcome,
     abduced,
     common,
     explain,
@@ -54,7 +55,11 @@ _SEVERAL = (*_ENDS, "bad_words", "logit_bias")
 
 
 def minimise(
-    case: EngineCase, fails: Callable[[EngineCase], bool], seconds: float, capabilities: Collection[str] = CAPABILITIES
+    case: EngineCase,
+    fails: Callable[[EngineCase], bool],
+    seconds: float,
+    capabilities: Collection[str] = CAPABILITIES,
+    clock: Callable[[], float] = time.monotonic,
 ) -> EngineCase:
     """The smallest case found that ``fails``, in so many seconds, and that a decoder of these capabilities takes."""
 
@@ -62,7 +67,7 @@ def minimise(
         tried = candidates(case, capabilities)
         return (one for one in tried if not any(stuck(own.grammar, own.eos_token_ids) for own in one.options))
 
-    budget = Budget.of(seconds)
+    budget = Budget.of(seconds, clock=clock)
 
     def shows(candidate: EngineCase, _: bool) -> bool | None:
         budget.spend()
@@ -145,12 +150,21 @@ def candidates(case: EngineCase, capabilities: Collection[str] = CAPABILITIES) -
         yield replace(case, num_draft_tokens=fewer)
 
 
-MINIMISE_S, EXPLAIN_S = 20.0, 20.0  # for a finding
+MINIMISE_S, EXPLAIN_S = 20.0, 20.0  # for a finding, by the clock of work
+# Tokens from the first wrong one on, with which a case may tell its cause: a smaller one without a cause looks like any
+# other, and would count them all with its finding.
+SAYING = 6
 ENDS = (HELD_BACK, TOO_EARLY)
 _OPTIONS = {name.replace("_", "-") for name in SCORING}
 # Cases like a failing one that are decoded: for a wrong use of an option, for another cause, and rows of all of them. A
 # wrong use makes one wrong token in a case, often the second best, so it takes many cases to show more than chance.
 _ALIKE, _ALIKE_WRONG, _ALIKE_ROWS = 40, 12, 120
+
+
+def evidence_of(outcome: Outcome) -> int:
+    """Return how many tokens there are from the first wrong one of each row on: a few tell nothing."""
+    wrong = outcome.wrong if isinstance(outcome, EngineOutcome) else ()
+    return sum(len(row.observed) - (row.first or 0) for row in wrong)
 
 
 @dataclass(frozen=True)
@@ -166,8 +180,8 @@ class Failure:
     """A failing case whose cause is looked for, and what the questions about it need: made once, and handed down.
 
     ``decode`` asks the engine about cases like it, which meet what it ``requires``; ``left`` says how long there is,
-    and ``patience`` how many times as long as usual one question may take. ``minimised``: no smaller case fails like
-    it. ``larger`` is what explains the larger case that it comes from.
+    and ``patience`` how many times as long as usual one question may take, by the ``clock``. ``minimised``: no smaller
+    case fails like it. ``larger`` is what explains the larger case that it comes from.
     """
 
     outcome: Outcome
@@ -177,6 +191,7 @@ class Failure:
     patience: int = 1
     minimised: bool = True
     larger: Abduced | None = None
+    clock: Callable[[], float] = time.monotonic
 
     @cached_property
     def scored(self) -> bool:
@@ -194,9 +209,9 @@ class Failure:
 
     def alike(self, most: int) -> tuple[list[Outcome], bool]:
         """The outcomes of the same case with other prompts, and whether there was time for half of them."""
-        case, end = self.outcome.case, time.monotonic() + min(self.patience * EXPLAIN_S, self.left())
+        case, end = self.outcome.case, self.clock() + self.patience * EXPLAIN_S
         wanted = range(min(most, _ALIKE_ROWS // len(case.rows)))
-        numbers = takewhile(lambda _: time.monotonic() < end, wanted)
+        numbers = takewhile(lambda _: self.clock() < end and self.left() > 0, wanted)
         made = [self.decode(alike(case, number, self.requires)) for number in numbers]
         return made, 2 * len(made) >= len(wanted)
 
@@ -251,7 +266,7 @@ def cause(failure: Failure) -> Attempt:
 class Investigation:
     """The findings of failing cases; ``decode`` and ``repeats`` ask the engine, ``step`` hears what is done.
 
-    ``causes`` are the explanations of findings, by their id.
+    ``causes`` are the explanations of findings, by their id. Limits count by the ``clock``, in seconds.
     """
 
     def __init__(
@@ -260,8 +275,9 @@ class Investigation:
         decode: Callable[[EngineCase], Outcome],
         repeats: Callable[[Outcome], bool],
         step: Callable[[str, str], None] = lambda step, symptom: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.decoder, self.decode, self.repeats, self.step = decoder, decode, repeats, step
+        self.decoder, self.decode, self.repeats, self.step, self.clock = decoder, decode, repeats, step, clock
         self.patience = 1  # times as long as usual
         self.causes: dict[str, Abduced] = {}
 
@@ -271,10 +287,15 @@ class Investigation:
         ``left`` says how long there is.
         """
         self.step("shrink", outcome.symptom)
-        smallest, minimised = self._minimised(outcome, left)
+        smallest, larger, minimised = self._minimised(outcome, left)
         self.step("explain", outcome.symptom)
         elsewhere = known if smallest is not outcome else None
         explanation, likely = self.explained(smallest, left, minimised, elsewhere)
+        if explanation.component == "unattributed" and (telling := self._telling(larger)) is not None and left() > 0:
+            # A case can be made so small that one wrong token is left of its evidence, and then nothing can be shown.
+            told, cause = self.explained(telling, left, minimised=False)
+            if cause is not None and self.repeats(telling):
+                smallest, explanation, likely = telling, told, cause
         finding = Finding(
             smallest,
             explanation,
@@ -295,19 +316,31 @@ class Investigation:
 
         ``elsewhere`` is what explains a larger case, ``minimised`` whether this is the smallest.
         """
-        failure = Failure(outcome, self.decode, self.decoder.requires, left, self.patience, minimised, elsewhere)
+        requires, patience = self.decoder.requires, self.patience
+        failure = Failure(outcome, self.decode, requires, left, patience, minimised, elsewhere, self.clock)
         attempt = cause(failure) if left() > 0 else Attempt(tried=False)
         left_over = left_behind(outcome, self.decode) if attempt.found is None else NOTHING
         return explain(outcome, attempt.found, UNEXPLAINED if attempt.tried else UNTRIED, left_over), attempt.found
 
-    def _minimised(self, outcome: Outcome, left: Callable[[], float]) -> tuple[Outcome, bool]:
-        """The smallest outcome of the same symptom found in time that repeats, and whether there is no smaller one."""
+    @staticmethod
+    def _telling(larger: list[Outcome]) -> Outcome | None:
+        """The last of ever smaller outcomes whose wrong rows go on long enough to tell a cause."""
+        return next((one for one in reversed(larger) if wrong_token(one) and evidence_of(one) >= SAYING), None)
+
+    def _minimised(self, outcome: Outcome, left: Callable[[], float]) -> tuple[Outcome, list[Outcome], bool]:
+        """The smallest outcome of the same symptom found in time that repeats, with those that it was made from.
+
+        At last, whether there is no smaller one.
+        """
         if outcome.symptom == HANG:  # every try would take the whole time limit
-            return outcome, False
-        until = time.monotonic() + min(self.patience * MINIMISE_S, left() / 2)
+            return outcome, [], False
+        began, half = self.clock(), left() / 2
+        seconds, until = self.patience * MINIMISE_S, time.monotonic() + half
         smaller = [outcome]
 
         def fails(case: EngineCase) -> bool:
+            if time.monotonic() > until:
+                raise Enough
             if unmet(case, self.decoder.requires):
                 return False
             tried = self.decode(case)
@@ -315,15 +348,15 @@ class Investigation:
                 smaller.append(replace(tried, drawn=outcome.drawn))
             return tried.symptom == outcome.symptom
 
-        minimise(outcome.case, fails, until - time.monotonic(), self.decoder.capabilities)
-        ended = time.monotonic() < until
+        minimise(outcome.case, fails, seconds, self.decoder.capabilities, self.clock)
+        ended = self.clock() - began < seconds and time.monotonic() < until
         if len(smaller) == 1 or self.repeats(smaller[-1]):
-            return smaller[-1], ended
+            return smaller[-1], smaller[:-1], ended
         known, beyond = 0, len(smaller) - 1  # what was decoded before them made the last ones fail
         while beyond - known > 1:
             middle = (known + beyond) // 2
             known, beyond = (middle, beyond) if self.repeats(smaller[middle]) else (known, middle)
-        return smaller[known], False
+        return smaller[known], smaller[:known], False
 
     def _plain(self, outcome: Outcome) -> str:
         """The engine's answer without speculation, in words; a decoder that is no engine cannot do without.

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from eqcheck.audit.lane import LESS, OF_SAMPLED_ROWS, REPEATS, ROW_OPTIONS, Lane
+from eqcheck.audit.time_budget import WorkClock
 from eqcheck.audit.workers.interpreter import InterpreterWorker, environment
 from eqcheck.audit.workers.interpreter import Judge as Judged
 from eqcheck.audit.workers.worker import Workers
@@ -35,17 +36,23 @@ from eqcheck.engines.checkpoints.folders import checkpoint
 from eqcheck.engines.checkpoints.row_judge import Judge
 from eqcheck.engines.drawing import EngineCases
 from eqcheck.engines.engine_outcome import EngineOutcome, abduced, explain, fitting, judged, wrong_token
-from eqcheck.engines.investigate import ENDS, MANY, Investigation, needs, switched, without
-from eqcheck.engines.script import checked_script, scripted, shared
+from eqcheck.engines.investigate import (
+    ENDS,
+    MANY,
+    SAYING,
+    Investigation,
+    evidence_of,
+    needs,
+    switched,
+    without,
+)
+from eqcheck.engines.script import checked_script, scripted, shared, unscripted
 
 _AGAIN_S = 60.0  # for the cause of a case that is replayed; an audit takes up to 20 s for each way to look for it
 _PATIENCE = 4  # so many limits, for a case that did not end within one
 UNSTEADY = "the case fails each time it is decoded alone, but with different tokens, so no cause was found"
 _EARLIER = (1, 4)  # cases that the engine decoded before a failing one; then all that it did
 _TELLING = 3  # cases of a group that abduction is asked about first
-# Tokens from the first wrong one on, with which a case may tell its cause: a smaller one without a cause looks like any
-# other, and would count them all with its finding.
-_SAYING = 6
 _ROW_OPTIONS = (
     "arrival",
     *(name.replace("_", "-") for name in SCORING),
@@ -80,7 +87,7 @@ def _request(decoder: Decoder, case: EngineCase) -> dict[str, Any]:
 def engine(lane: Lane, python: str, judge: Judged | None = None) -> Iterator[Workers]:
     """The decoder of a lane on the checkpoints, set up; the audit gets its version."""
     with worker(lane.decoder, python, lane.limits.timeout, judge) as process:
-        process.on_loading = lane.on_loading
+        process.on_loading, process.on_loaded = lane.on_loading, lane.on_loaded
         process.open()
         lane.result.version = process.version
         yield Workers([process], batch=1, ahead=True)
@@ -101,7 +108,7 @@ class EngineLane(Lane):
         self.scripts: dict[str, Future[str | None]] = {}  # by id of finding
         self.bare: dict[str, Outcome] = {}  # by id of case, without its minimum, or its switch
         self.scripting = ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(1,))
-        self.investigation = Investigation(decoder, self._decode, self.repeats, self._step)
+        self.investigation = Investigation(decoder, self._decode, self.repeats, self._step, WorkClock(self._cpu_s))
         # The values of prefix caching with which answers depended on what the process had decoded before.
         self.carrying: set[bool | None] = set()
         self.doubted = False  # whether a case alone was seen to give another answer
@@ -109,6 +116,9 @@ class EngineLane(Lane):
         self.behind: Finding | None = None  # the finding of a case that is right alone, and wrong behind others
         self.told: dict[str, Abduced] = {}  # causes of cases that tell them, by id of case
         self.in_vain = Counter[str]()  # cases like a small one without a cause that have none either, by its finding
+
+    def _cpu_s(self) -> float:
+        return sum(one.cpu_s for one in self.running.workers) if hasattr(self, "running") else 0.0
 
     def _step(self, step: str, symptom: str) -> None:
         self.on_step(step, symptom)  # which the campaign sets later
@@ -196,8 +206,7 @@ class EngineLane(Lane):
         if not vague:
             return None
         finding = self.result.findings[vague[0]]
-        behind = sum(len(row.observed) - (row.first or 0) for row in wrong or ())  # a few tokens tell nothing
-        self.in_vain[finding.id] += finding.minimised and behind >= _SAYING
+        self.in_vain[finding.id] += finding.minimised and evidence_of(outcome) >= SAYING
         return vague[0]
 
     def _fails_without_others(self, outcome: Outcome, finding: Finding) -> bool:
@@ -309,7 +318,7 @@ class EngineLane(Lane):
     def _script(self, finding: Finding) -> Future[str | None]:
         """The script of a finding, checked while the audit goes on."""
         if finding.id not in self.scripts:
-            task = partial(checked_script, self.decoder, self.result.version, self.python)
+            task = partial(checked_script, self.decoder, self.result.version, self.python, ends=self.ends)
             self.scripts[finding.id] = self.scripting.submit(task, finding)
         return self.scripts[finding.id]
 
@@ -349,7 +358,7 @@ class EngineLane(Lane):
         except KeyboardInterrupt:
             self.result.interrupted, text = True, None
         if text is None and not self.result.interrupted:
-            self.result.warnings.append(f"{finding.fingerprint}: no script without eqcheck shows it; replay its case")
+            self.result.warnings.append(f"{finding.fingerprint}: {unscripted(self.ends())}")
         return replace(finding, script=text)
 
 

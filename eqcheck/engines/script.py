@@ -15,7 +15,8 @@ import signal
 import subprocess
 import tempfile
 import textwrap
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +41,7 @@ from eqcheck.engines.checkpoints.folders import AGREEMENT, SAVED, checkpoint
 from eqcheck.engines.checkpoints.row_judge import truth
 
 _RUN_S = 300.0
+_LEAST_S = 1.0  # no engine starts within less
 
 ENGINE, CHECKPOINT, EVIDENCE, LAW = "_engine.py", "_checkpoint.py", "_sampling.py", "_law.py"
 
@@ -105,14 +107,27 @@ def scripted(decoder: Decoder, finding: Finding) -> bool:
     return bool(hook(decoder.function, "script")) and finding.outcome.symptom != HANG and not told
 
 
-def checked_script(decoder: Decoder, version: str, python: str, finding: Finding) -> str | None:
-    """The script of a finding, or None where there is none or it does not fail as the finding says."""
-    if not scripted(decoder, finding):
+def unscripted(ends: float) -> str:
+    """Say why a finding has no script, in an audit that ``ends`` then, on the monotonic clock."""
+    if time.monotonic() > ends - _LEAST_S:
+        return "no time was left to check a script of it; replay its case, or give the audit more time (--budget)"
+    return "no script without eqcheck shows it; replay its case"
+
+
+def checked_script(
+    decoder: Decoder,
+    version: str,
+    python: str,
+    finding: Finding,
+    ends: Callable[[], float] = lambda: float("inf"),
+) -> str | None:
+    """The script of a finding, or None where there is none, it does not fail as the finding says, or the audit ends."""
+    if not scripted(decoder, finding) or time.monotonic() > ends() - _LEAST_S:
         return None
     text = script(decoder, version, finding)
     pair = checkpoint(finding.case.checkpoint, decoder.dtype)
     folders = (pair.target, pair.draft) if pair.built else ()
-    shown = run(python, {"finding.py": text} | shared(decoder, finding.case), folders)
+    shown = run(python, {"finding.py": text} | shared(decoder, finding.case), folders, ends() - time.monotonic())
     if isinstance(finding.case, SampledEngineCase):
         return text if "with" in shown.get("wrong", ()) else None
     failure = finding.outcome.explanation
@@ -120,10 +135,12 @@ def checked_script(decoder: Decoder, version: str, python: str, finding: Finding
     return text if shown.get("raised") == failed and (failed or shown["wrong_rows"]) else None
 
 
-def run(python: str, files: dict[str, str], words: Sequence[Path] = ()) -> dict[str, Any]:
+def run(
+    python: str, files: dict[str, str], words: Sequence[Path] = (), seconds: float = float("inf")
+) -> dict[str, Any]:
     """Run the first of some files, which lie in one folder: the JSON object of its last line, which says what it shows.
 
-    It is empty where the script never ends, or its exit code is not 1.
+    It is empty where the script does not end within so many seconds, or its exit code is not 1.
     """
     with tempfile.TemporaryDirectory() as folder:
         for name, text in files.items():
@@ -138,7 +155,7 @@ def run(python: str, files: dict[str, str], words: Sequence[Path] = ()) -> dict[
             start_new_session=True,  # an interrupt is the audit's, not the script's
         )
         try:
-            printed, _ = process.communicate(timeout=_RUN_S)
+            printed, _ = process.communicate(timeout=max(0.0, min(_RUN_S, seconds)))
         except subprocess.TimeoutExpired:
             return {}
         finally:

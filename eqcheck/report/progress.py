@@ -19,6 +19,7 @@ from eqcheck.audit.events import (
     Event,
     Finished,
     Listener,
+    Loaded,
     Loading,
     Settling,
     Started,
@@ -227,6 +228,8 @@ class _State:
                 shown.begun = now
             case Working(step=step, subject=subject):
                 shown.step, shown.begun = _STEPS[step].format(subject), now
+            case Loaded(seconds=seconds):
+                shown.ends = shown.ends + seconds if shown.ends else None
             case Loading(checkpoint=name):
                 shown.step, shown.begun = f"loading checkpoint {name.partition('-')[0] or name}", now
             case ViolationSeen(outcome=outcome):

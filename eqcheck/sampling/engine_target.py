@@ -27,7 +27,7 @@ from eqcheck.engines.engine_outcome import abduced, explain
 from eqcheck.engines.engine_outcome import judged as greedily_judged
 from eqcheck.engines.investigate import candidates, needs
 from eqcheck.engines.lane import engine
-from eqcheck.engines.script import checked_script, shared
+from eqcheck.engines.script import checked_script, shared, unscripted
 from eqcheck.sampling.betting.naming import Named
 from eqcheck.sampling.decode import broken
 from eqcheck.sampling.drawing import SampledEngineCases
@@ -198,10 +198,10 @@ class EngineTarget(SampledTarget):
         if self.request is None or result.interrupted or not getattr(finding.case, "crosses_after", 0):
             return finding
         lane.on_step("script", finding.fingerprint)
-        text = checked_script(self.decoder, result.version, self.python, finding)
+        text = checked_script(self.decoder, result.version, self.python, finding, lane.ends)
         if text is None:
             if hook(self.decoder.function, "script"):
-                result.warnings.append(f"{finding.fingerprint}: no script without eqcheck shows it; replay its case")
+                result.warnings.append(f"{finding.fingerprint}: {unscripted(lane.ends())}")
             return finding
         result.files |= shared(self.decoder, finding.case)
         return replace(finding, script=text)

@@ -10,13 +10,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
-from eqcheck.audit.workers.worker import Lost, ProcessWorker, child_environment, guard_group
+from eqcheck.audit.workers.worker import Lost, ProcessWorker, child_environment, group_cpu_s, guard_group
 from eqcheck.contract.decoders import SETTINGS, Decoder
 from eqcheck.contract.errors import UsageError, one_line, printable
 from eqcheck.contract.profiles import LOADING
@@ -71,6 +72,7 @@ class InterpreterWorker(ProcessWorker):
     'equivalent'
 
     A checkpoint is loaded before the time of a case begins; ``on_loading`` is called with its name if that takes long.
+    ``on_loaded`` is called with the seconds that a start of the process, or a checkpoint, took.
     """
 
     def __init__(self, decoder: Decoder, python: str, folders: Folders, ask: Ask, judge: Judge, timeout: float) -> None:
@@ -78,6 +80,7 @@ class InterpreterWorker(ProcessWorker):
         self.decoder, self.python = decoder, python
         self._folders, self._ask, self._judge = folders, ask, judge
         self.on_loading: Callable[[str], None] = lambda name: None
+        self.on_loaded: Callable[[float], None] = lambda seconds: None
         self._loads = self._renews = False
         self._refused: dict[tuple[object, ...], str] = {}  # why nothing is loaded, by folders and settings
         self._stuck = 0  # times that loading did not end
@@ -101,7 +104,7 @@ class InterpreterWorker(ProcessWorker):
             ) from None
 
     def start(self) -> None:
-        command = [self.python, str(SERVE), self.decoder.spec or self.decoder.name]
+        command, begun = [self.python, str(SERVE), self.decoder.spec or self.decoder.name], time.monotonic()
         self._log.seek(0)
         self._log.truncate()
         self._process = subprocess.Popen(
@@ -121,6 +124,13 @@ class InterpreterWorker(ProcessWorker):
             raise Lost("exception", str(message["error"]), _first_line(message))
         self.version = one_line(str(message.get("ready", "")), 100)
         self._loads, self._renews = bool(message.get("loads")), bool(message.get("renews"))
+        self.on_loaded(time.monotonic() - begun)
+
+    @property
+    def cpu_s(self) -> float:
+        """The CPU seconds of the process that decodes now, with its children."""
+        process = self._process
+        return group_cpu_s(process.pid) if process is not None else 0.0
 
     def renew(self) -> bool:
         """Have the decoder forget what it decoded, if it says that it can; else the next case finds a new process."""
@@ -182,6 +192,7 @@ class InterpreterWorker(ProcessWorker):
         told = threading.Timer(_TOLD_AFTER_S, self.on_loading, (name,))
         told.daemon = True
         told.start()
+        begun = time.monotonic()
         try:
             message = self._receive(self._loading_s)
         except Lost as lost:
@@ -192,6 +203,7 @@ class InterpreterWorker(ProcessWorker):
             return f"the engine did not load the checkpoint within {self._loading_s:g} s"
         finally:
             told.cancel()
+            self.on_loaded(time.monotonic() - begun)
         if "error" in message:
             return f"the engine does not load the checkpoint: {one_line(str(message['error']))}: {_first_line(message)}"
         return one_line(str(message.get("unsupported", "")))

@@ -26,23 +26,24 @@ class Enough(Exception):
 
 @dataclass
 class Budget:
-    """Count what a search may spend: so many ``tries``, and no time after ``until`` on the monotonic clock.
+    """Count what a search may spend: so many ``tries``, and no time after ``until`` on a clock, the monotonic one.
 
     The tries make a result independent of the machine's speed, the time bounds decoders that are slow.
     """
 
     tries: float = float("inf")
     until: float = float("inf")
+    clock: Callable[[], float] = time.monotonic
 
     @classmethod
-    def of(cls, seconds: float, tries: float = float("inf")) -> Budget:
+    def of(cls, seconds: float, tries: float = float("inf"), clock: Callable[[], float] = time.monotonic) -> Budget:
         """Return a budget that begins now."""
-        return cls(tries, time.monotonic() + seconds)
+        return cls(tries, clock() + seconds, clock)
 
     def spend(self, tries: int = 1) -> None:
         """Take tries from the budget; raise `Enough` where they are not left, or the time is over."""
         self.tries -= tries
-        if self.tries < 0 or time.monotonic() > self.until:
+        if self.tries < 0 or self.clock() > self.until:
             raise Enough
 
 
