@@ -363,7 +363,8 @@ class Campaign:
             yield case
 
     def _cases(self, until: float) -> Iterator[Any]:
-        while not self.new and time.monotonic() < until and (case := next(self.source, None)) is not None:
+        charged = until - self.pace.uncharged_s
+        while not self.new and time.monotonic() < charged + self.pace.uncharged_s and (case := next(self.source, None)) is not None:
             yield case
 
     def _gives_up(self, outcome: Outcome) -> bool:

@@ -61,7 +61,7 @@ def test_time_that_nothing_had_to_be_settled_in_is_drawn_in(tmp_path: Path, monk
     (tmp_path / "quick.py").write_text(ENGINE.replace("if token == ", "if token == 1000 + "))
     rounds: list[int] = []
     slow_by(0.1, monkeypatch)
-    monkeypatch.setattr(Campaign, "settle", lambda self: rounds.append(len(self.result.outcomes)))
+    monkeypatch.setattr(Campaign, "settle", lambda self, first: rounds.append(len(self.result.outcomes)))
     found = audit(registry.load(str(tmp_path / "quick.py")), Options(cases=None, budget=5.0, python=sys.executable))
     assert len(set(rounds)) > 1
     assert rounds == sorted(rounds)
