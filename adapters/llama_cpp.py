@@ -322,6 +322,9 @@ class LlamaServer:
         import xllamacpp
 
         params = parameters(*self.load(target, draft, request), request)
+        longest = max(len(p) + row.max_new_tokens for p, row in zip(request.prompts, request.rows, strict=True))
+        if longest + request.num_draft_tokens >= (params.n_ctx if params.kv_unified else _SLOT_TOKENS):
+            raise eqcheck.Unsupported("a row of more tokens than the server's context has room for")
         switched(params, request.switch or "")
         server = xllamacpp.Server(params)
         url = server.listening_address

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from itertools import islice
 
 import pytest
 
+from eqcheck.contract import registry
 from eqcheck.contract.profiles import WIDE
-from eqcheck.core.case.engine import EngineCase
+from eqcheck.core.case.engine import POSITIONS, EngineCase, at_the_end
 from eqcheck.engines.drawing import EngineCases
+from eqcheck.engines.lane import worker
 
 CAPABILITIES = ("row-limits", "dictated-drafts", "only-dictated-drafts", "prefix-caching", "grammar", "many-rows")
 
@@ -63,3 +66,21 @@ def test_sizes_of_a_batch_lie_between_buckets() -> None:
 
 def test_a_decoder_of_one_row_gets_one() -> None:
     assert {len(case.rows) for case in cases(60, requires=("batch-1",))} == {1}
+
+
+def test_rows_end_with_the_model_and_a_round_before() -> None:
+    """They are drawn in the bounds of engines alone: a row that short asks nothing of a decoder on a hash model."""
+    drawn = [case for case in islice(EngineCases(3, ("row-limits",)).cases(), 160) if at_the_end(case)]
+    left = {POSITIONS - len(row.prompt) - row.options.max_new_tokens for case in drawn for row in case.rows}
+    assert 0 in left
+    assert any(0 < places <= 8 for places in left)
+    assert all(places >= 0 for places in left)
+    assert {case.num_draft_tokens for case in drawn} > {1}
+    assert not any(map(at_the_end, cases(160)))
+
+
+@pytest.mark.rest
+def test_a_right_decoder_is_right_to_the_last_position() -> None:
+    case = next(case for case in EngineCases(3, ("row-limits",)).cases() if at_the_end(case))
+    with worker(registry.load("eqspec"), sys.executable) as spawned:
+        assert spawned.try_case(case).status == "equivalent"

@@ -152,6 +152,7 @@ CHECKPOINT = About(
         "prompt_of_round": "a prompt of K + 1 tokens",
         "prompt_of_blocks": "a prompt that ends with a block of 16 tokens",
         "long_prompt": "a prompt of more than 1,000 tokens",
+        "end_of_model": "a row ends within a round of the model's last position",
         "hundred_rows": "more than 100 rows",
         "deep_round": "more than 8 draft tokens per round (K)",
         "drafted": "the engine reports draft tokens",

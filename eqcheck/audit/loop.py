@@ -364,7 +364,11 @@ class Campaign:
 
     def _cases(self, until: float) -> Iterator[Any]:
         charged = until - self.pace.uncharged_s
-        while not self.new and time.monotonic() < charged + self.pace.uncharged_s and (case := next(self.source, None)) is not None:
+        while (
+            not self.new
+            and time.monotonic() < charged + self.pace.uncharged_s
+            and (case := next(self.source, None)) is not None
+        ):
             yield case
 
     def _gives_up(self, outcome: Outcome) -> bool:

@@ -25,7 +25,7 @@ class Bounds:
 
 
 WIDE = Bounds()
-SERVED = Bounds(rows=128, prompt=1600, new_tokens=48, draft_tokens=32)  # of cases for engines that load a checkpoint
+SERVED = Bounds(rows=128, prompt=2047, new_tokens=48, draft_tokens=32)  # of cases for engines that load a checkpoint
 BLOCKS = (8, 16, 32, 64)  # how many tokens usual blocks of a KV cache hold
 SIZES = (4, *BLOCKS, 128)  # of blocks, pages, chunks, windows and buckets of a batch's lengths
 

@@ -18,7 +18,7 @@ from eqcheck.contract.decoders import CAPABILITIES, RowOptions
 from eqcheck.contract.options import SCORING, cancelled
 from eqcheck.contract.profiles import SERVED, WIDE, Bounds
 from eqcheck.contract.requirements import prompts_meeting
-from eqcheck.core.case.engine import PAD, POSITIONS, VOCAB_SIZE, EngineCase, EngineRow
+from eqcheck.core.case.engine import PAD, POSITIONS, VOCAB_SIZE, EngineCase, EngineRow, at_the_end
 from eqcheck.engines import option_effects
 from eqcheck.engines.checkpoints.continuations import Truth, row_with
 from eqcheck.engines.checkpoints.folders import checkpoint
@@ -165,6 +165,7 @@ def stops_seen(case: EngineCase, outputs: Sequence[tuple[int, ...]]) -> dict[str
 # limits and arrivals: ordinary cases have those.
 
 LONG, DEEP, MANY = 1000, 8, 100  # what a prompt, K, and the number of rows are more than
+_LONGEST = 1600  # tokens of a long prompt: a longer one says no more, and takes longer
 FEW_BLOCKS = 6  # of an engine's cache; ordinary cases have 9 or more
 KV_BLOCK = 32  # tokens, in the engines that name it
 _BEGINNING = 2 * KV_BLOCK  # tokens that are cached and asked for again
@@ -247,12 +248,25 @@ def _unbounded(of_block: random.Random, case: EngineCase, bounds: Bounds, capabi
 
 def _long(rng: random.Random, case: EngineCase, bounds: Bounds, capabilities: Sequence[str]) -> list[EngineRow]:
     """A row with a long prompt, sometimes beside short ones."""
-    most = min(bounds.prompt, POSITIONS - 2 * case.num_draft_tokens - 16)
+    most = min(bounds.prompt, _LONGEST)
     exact = [length for length in (LONG + 1, 1023, 1024, 1025) if length <= most]
     prompts = [_tokens(rng, rng.choice((*exact, rng.randint(LONG + 1, most))))]
     prompts += [_tokens(rng, rng.randint(1, 40)) for _ in range(min(rng.choice((0, 1, 2)), bounds.rows - 1))]
     rng.shuffle(prompts)
     return _asked(rng, prompts, (6, 16), bounds.new_tokens)
+
+
+def _at_the_end(rng: random.Random, case: EngineCase, bounds: Bounds, capabilities: Sequence[str]) -> list[EngineRow]:
+    """A row that ends where the model's positions do, or within a round before; a short one beside it.
+
+    There is no room for a whole round: drafts have to become fewer, and a draft model may run out first.
+    """
+    limit = min(rng.randint(1, case.num_draft_tokens + 2), bounds.new_tokens)
+    end = POSITIONS - rng.choice((0, 0, 1, rng.randint(0, case.num_draft_tokens)))
+    rows = [EngineRow(_tokens(rng, end - limit), RowOptions(limit))]
+    if bounds.rows > 1:
+        rows.insert(rng.randint(0, 1), EngineRow(_tokens(rng, rng.randint(1, 40)), RowOptions(limit)))
+    return rows
 
 
 def _of_deep(of_block: random.Random, case: EngineCase, bounds: Bounds, capabilities: Sequence[str]) -> EngineCase:
@@ -323,6 +337,7 @@ def _ends(rng: random.Random, case: EngineCase, bounds: Bounds, capabilities: Se
 
 
 _LONG = Reach((), lambda bounds: bounds.prompt > LONG, _unbounded, _long)
+_END = Reach((), lambda bounds: bounds.prompt >= POSITIONS - 1, _unbounded, _at_the_end)
 _DEEP = Reach((), lambda bounds: bounds.draft_tokens > DEEP, _of_deep, _deep)
 _MANY = Reach(("many-rows",), lambda bounds: bounds.rows > MANY, _unbounded, _many)
 _PREEMPTED = Reach(("kv-blocks",), lambda bounds: bounds.rows >= 8, _of_preempted, _preempted)
@@ -330,7 +345,7 @@ _RETURNING = Reach(
     ("prefix-caching",), lambda bounds: bounds.rows >= 8 and bounds.prompt >= _BEGINNING + 7, _of_returning, _returning
 )
 _BUDGETS = Reach(("token-budget",), lambda bounds: True, _of_ends, _ends)
-KINDS = (_LONG, _DEEP, _MANY, _PREEMPTED, _RETURNING, _BUDGETS)
+KINDS = (_LONG, _DEEP, _MANY, _PREEMPTED, _RETURNING, _BUDGETS, _END)
 _OF_SEVERAL = (_MANY, _PREEMPTED, _RETURNING)
 
 
@@ -341,6 +356,7 @@ def reached(case: EngineCase, outputs: Sequence[tuple[int, ...]]) -> dict[str, b
     deep = case.num_draft_tokens > DEEP and case.drafting != "none"
     return {
         "long_prompt": max(lengths) > LONG,
+        "end_of_model": at_the_end(case),
         "deep_round": deep,
         "hundred_rows": len(case.rows) > MANY,
         "least_budget": budget <= case.num_draft_tokens + 1,

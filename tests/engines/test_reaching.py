@@ -196,6 +196,7 @@ def test_bounds_and_needs_of_an_engine_are_kept(requires: tuple[str, ...]) -> No
     plain = EngineCases(1, (), requires, bounds=SERVED)
     assert {name for number in range(150) for name, is_so in reached(plain.case(number), ()).items() if is_so} == {
         "long_prompt",
+        "end_of_model",
         "deep_round",
     }, "the capabilities of an engine are kept, too"
 

@@ -203,3 +203,9 @@ class EngineCase(AnyCase):
         options = options_meeting(requires, prompts, self.options[: len(prompts)])
         rows = zip(self.rows, prompts, options, strict=False)
         return replace(self, rows=tuple(EngineRow(prompt, each, row.accepts) for row, prompt, each in rows))
+
+
+def at_the_end(case: EngineCase) -> bool:
+    """Return whether a row ends so near to the model's last position that not all draft tokens have room."""
+    lengths = [len(row.prompt) + row.options.max_new_tokens for row in case.rows]
+    return max(lengths) >= POSITIONS - case.num_draft_tokens

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from eqcheck.core.case.engine import EngineCase
+from eqcheck.core.case.engine import EngineCase, at_the_end
 from eqcheck.core.case.sampling import SampledEngineCase
 from eqcheck.core.result.outcome import DraftsThat, DueBy, DueDrafts, DuePlace
 from eqcheck.engines.checkpoints.folders import checkpoint
@@ -38,8 +38,8 @@ def accepted(case: EngineCase, outputs: Sequence[Sequence[int]], observed: Mappi
     """Count the draft tokens that are due and accepted, by the rows of the batch, by row, and by position in a round.
 
     For cases whose outputs are right. ``observed`` is what the engine told: ``rounds``, ``accepted_of_rows``, or
-    ``accepted`` of the case. Empty where nothing is known of the draft: it is no built one, blocks or a budget may cut
-    its tokens off, or an option changes scores, which some engines apply to the draft, too.
+    ``accepted`` of the case. Empty where nothing is known of the draft: it is no built one, blocks, a budget or the end
+    of the model may cut its tokens off, or an option changes scores, which some engines apply to the draft, too.
     """
     pair, counts = checkpoint(case.checkpoint), Counter[DueDrafts]()
     if pair.built is None or not _known(case, observed):
@@ -71,7 +71,7 @@ def _count_round(counts: Counter[DueDrafts], places: tuple[DuePlace, ...], due: 
 
 def _known(case: EngineCase, observed: Mapping[str, Any]) -> bool:
     """Return whether nothing but the draft decides which tokens are proposed."""
-    cut = case.token_budget or case.kv_blocks or observed.get("preemptions")
+    cut = case.token_budget or case.kv_blocks or observed.get("preemptions") or at_the_end(case)
     return case.drafting == "model" and not cut and not any(map(_unclear, case.options))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.case.engine import POSITIONS, EngineCase, EngineRow
 from eqcheck.core.result.outcome import DictatedRounds, RoundsThat
 from eqcheck.engines.checkpoints.row_judge import truth
 
@@ -126,10 +126,11 @@ def played(
                 counts.update(_named(PLAYED, turn, k, counted))
                 coverage |= _exercised(turn, k, tokens, output, case.rows[row])
         whole = case.token_budget is None and case.kv_blocks is None
+        room = POSITIONS - len(case.rows[row].prompt) - k  # beyond it the model has no positions for all drafts
         for start, (tokens, end) in given.items():
             counts[OTHERS] += tokens != list(right[start : start + len(tokens)])
             allowed = min(start + agreeing(tokens, output[start:]) + 1, len(output))
-            counts[FEWER] += whole and end < allowed
+            counts[FEWER] += whole and start < room and end < allowed
     checks = {
         "dictated_played": 0 < counts[ASKED] == counts[PLAYED],
         "ragged_round": any(len(set(turns)) > 1 for turns in zip(*lengths, strict=False)),
