@@ -15,8 +15,10 @@ from unittest import mock
 
 import torch
 import transformers
+from transformers import AutoModelForCausalLM
 
 import eqcheck
+from eqcheck.contract.completion import with_and_without
 from eqcheck.contract.decoders import Request, RowOptions
 
 
@@ -28,6 +30,20 @@ def prepare() -> None:
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
 
 
+def switched(switch: str | None) -> dict[str, Any]:
+    """The processors of a switch: they are those of all requests of a manager, and not of a row."""
+    every: dict[str, dict[str, Any]] = {
+        "repetition_penalty": {"repetition_penalty": 1.7},
+        "no_repeat_ngram_size": {"no_repeat_ngram_size": 1},
+        "bad_words_ids": {"bad_words_ids": [[token] for token in range(1, 256, 2)]},
+        "sequence_bias": {"sequence_bias": [[[token], 9.0] for token in range(0, 256, 3)]},
+        "suppress_tokens": {"suppress_tokens": list(range(0, 256, 2))},
+        "begin_suppress_tokens": {"begin_suppress_tokens": list(range(1, 256, 2))},
+        "renormalize_logits": {"renormalize_logits": True, "suppress_tokens": list(range(3, 256, 4))},
+    }
+    return every[switch] if switch else {}
+
+
 def start(target: str, draft: str, request: Request) -> Any:
     """A manager with the settings of the request, with its thread. Blocks have 32 tokens."""
     import torch
@@ -37,6 +53,7 @@ def start(target: str, draft: str, request: Request) -> Any:
     processors = {"do_sample": True, "temperature": 0.9, "top_k": 9, "top_p": 0.9} if sampled else {"do_sample": False}
     sharing = {} if request.prefix_caching is None else {"allow_block_sharing": request.prefix_caching}
     model = AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, request.dtype)).eval()
+    processors |= switched(request.switch)
     manager = model.init_continuous_batching(
         generation_config=GenerationConfig(**processors, eos_token_id=-1, pad_token_id=0),
         continuous_batching_config=ContinuousBatchingConfig(
@@ -108,7 +125,16 @@ def counted(counts: Counter[str], name: str, method: Callable[..., Any]) -> Call
 class ContinuousBatching:
     """One manager at a time, for the settings of a request."""
 
-    script = (prepare, start, processed, decode)
+    switches = (
+        "repetition_penalty",
+        "no_repeat_ngram_size",
+        "bad_words_ids",
+        "sequence_bias",
+        "suppress_tokens",
+        "begin_suppress_tokens",
+        "renormalize_logits",
+    )
+    script = (prepare, switched, start, processed, decode)
     requirements = "transformers, torch"
 
     def open(self) -> None:
@@ -119,6 +145,7 @@ class ContinuousBatching:
         self.version = transformers.__version__
         self.settings: tuple[Any, ...] = ()
         self.manager: Any = None
+        self.plain: tuple[tuple[str, ...], Any] = ((), None)  # a model of its own: a manager changes its attention
         self.counts: Counter[str] = Counter()
         self.patches = [
             mock.patch.object(owner, method, counted(self.counts, name, getattr(owner, method)))
@@ -145,7 +172,7 @@ class ContinuousBatching:
     def load(self, target: str, draft: str, request: Request) -> Any:
         """The manager."""
         settings: tuple[Any, ...] = (
-            *(target, request.dtype, request.kv_blocks, request.token_budget, request.prefix_caching),
+            *(target, request.dtype, request.kv_blocks, request.token_budget, request.prefix_caching, request.switch),
             *(any(getattr(row, name) for row in request.rows) for name in ("temperature", "logprobs")),
         )
         if self.manager is None or self.settings != settings:
@@ -167,8 +194,33 @@ class ContinuousBatching:
             raise
         scores = observed.pop("logprobs")
         self.observed = {**observed, **self.counts}
+        if request.switch:
+            alone = [self._alone(target, request, number) for number in range(len(outputs))]
+            return with_and_without([(tokens, {}) for tokens in outputs], alone)
         rows = zip(outputs, scores, request.rows, strict=True)
         return [eqcheck.Completion(tokens, logprobs=told if row.logprobs else None) for tokens, told, row in rows]
+
+
+    @torch.no_grad()
+    def _alone(self, target: str, request: Request, number: int) -> tuple[list[int], dict[str, Any]]:
+        """What ``generate()`` makes of one row with the same switch."""
+        key, row = (target, request.dtype), request.rows[number]
+        if self.plain[0] != key:
+            self.plain = key, AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, request.dtype)).eval()
+        prompt = torch.tensor([request.prompts[number]])
+        output = self.plain[1].generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            do_sample=False,
+            max_new_tokens=row.max_new_tokens,
+            eos_token_id=list(row.eos_token_ids) or None,
+            pad_token_id=request.pad_token_id,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **switched(request.switch),
+        )
+        best = [scores.topk(2).values[0] for scores in output.scores]
+        return output.sequences[0, prompt.shape[1] :].tolist(), {"margins": [float(a - b) for a, b in best]}
 
 
 _ORIGIN = "https://github.com/huggingface/transformers"

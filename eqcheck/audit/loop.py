@@ -14,7 +14,7 @@ from typing import Any
 from eqcheck.audit import events
 from eqcheck.audit.lane import Lane
 from eqcheck.audit.lanes import conclusions, lanes_of
-from eqcheck.audit.time_budget import Pace, interruptible, pointless
+from eqcheck.audit.time_budget import SEEN_FIRST, Pace, interruptible, pointless
 from eqcheck.contract.decoders import Decoder
 from eqcheck.contract.errors import UsageError, printable
 from eqcheck.contract.requirements import unmet
@@ -100,6 +100,8 @@ def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda 
     listen(events.Started(decoder.name, *drawn, options.budget))
     results = [first.result]
     first.seek()
+    if others and options.budget:
+        first.seek_more(ends() - (1 - SEEN_FIRST) * options.budget)
     skipped = False
     for other in others:
         if first.result.interrupted or _failed_fast(first.result):
