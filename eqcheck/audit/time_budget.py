@@ -18,7 +18,7 @@ FIRST_LOOK, LOOKS = 0.25, 0.5
 # A verdict rests on cases, so half of the time that is left is for drawing until there are 1,000 of them; after that
 # it is a fourth in each round, and the rest is for looking into what fails.
 DRAWING, DRAWING_AT_MOST, VERDICT = 0.25, 0.5, 1000
-# Of a budget: until then failing cases of the first lane are looked into, before other lanes begin. They draw less then:
+# Of a budget: until then failing cases of the first lane are looked into, before other lanes begin. They draw less:
 # a violation that has been seen is worth more confirmed than a law that may be right.
 SEEN_FIRST = 0.75
 COUNTING = 0.25  # of the time of a lane at most
