@@ -31,14 +31,15 @@ def prepare() -> None:
 
 
 def switched(switch: str | None) -> dict[str, Any]:
-    """The processors of a switch: they are those of all requests of a manager, and not of a row."""
+    """The processors of a switch: they are those of all requests of a manager, and not of a row.
+
+    With ``bad_words_ids`` and ``begin_suppress_tokens`` a manager does not start: each raises (5.24).
+    """
     every: dict[str, dict[str, Any]] = {
         "repetition_penalty": {"repetition_penalty": 1.7},
         "no_repeat_ngram_size": {"no_repeat_ngram_size": 1},
-        "bad_words_ids": {"bad_words_ids": [[token] for token in range(1, 256, 2)]},
         "sequence_bias": {"sequence_bias": [[[token], 9.0] for token in range(0, 256, 3)]},
         "suppress_tokens": {"suppress_tokens": list(range(0, 256, 2))},
-        "begin_suppress_tokens": {"begin_suppress_tokens": list(range(1, 256, 2))},
         "renormalize_logits": {"renormalize_logits": True, "suppress_tokens": list(range(3, 256, 4))},
     }
     return every[switch] if switch else {}
@@ -128,10 +129,8 @@ class ContinuousBatching:
     switches = (
         "repetition_penalty",
         "no_repeat_ngram_size",
-        "bad_words_ids",
         "sequence_bias",
         "suppress_tokens",
-        "begin_suppress_tokens",
         "renormalize_logits",
     )
     script = (prepare, switched, start, processed, decode)
@@ -199,7 +198,6 @@ class ContinuousBatching:
             return with_and_without([(tokens, {}) for tokens in outputs], alone)
         rows = zip(outputs, scores, request.rows, strict=True)
         return [eqcheck.Completion(tokens, logprobs=told if row.logprobs else None) for tokens, told, row in rows]
-
 
     @torch.no_grad()
     def _alone(self, target: str, request: Request, number: int) -> tuple[list[int], dict[str, Any]]:

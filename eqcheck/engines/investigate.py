@@ -359,11 +359,12 @@ class Investigation:
         return smaller[known], smaller[:known], False
 
     def _plain(self, outcome: Outcome) -> str:
-        """The engine's answer without speculation, in words; a decoder that is no engine cannot do without.
+        """The engine's answer without speculation, in words; a decoder that is no engine cannot do without, and of one
+        that never drafts there is nothing to say.
 
         An answer that is wrong in another way may be another fault: nothing is said then.
         """
-        if not self.decoder.checkpoints:
+        if not self.decoder.checkpoints or "no-drafts" in self.decoder.capabilities:
             return ""
         plain = self.decode(replace(outcome.case, drafting="none"))
         if plain.failed:

@@ -59,6 +59,7 @@ STATEMENTS = {
     "logprob-before": "from new token {index} on, each log-probability returned belongs to the token before it",
     "logprob-behind": "from new token {index} on, each log-probability returned belongs to the token after it",
     "switched": "with {switch} the engine returns other tokens here than without speculation",
+    "switched-alone": "with {switch} the engine returns other tokens here than for the row alone",
     "beside": "with {switch} the {what} returned with the row differ from those without speculation{place}",
     "usage": "{count} is given as {told}, but the row has {tokens}",
     "too-long": "the row has {tokens:token}; max_new_tokens is {limit}",

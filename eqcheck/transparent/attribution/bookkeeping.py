@@ -418,7 +418,7 @@ def otherwise(case: Any, completions: Sequence[Completion | None], rows: Sequenc
                     case.prompts[number], case.pad_token_id, eos, case.num_draft_tokens, requests=len(case.prompts)
                 ),
                 subject=case.switch,
-                **state("switched", switch=case.switch)._asdict(),
+                **state("switched" if case.drafting != "none" else "switched-alone", switch=case.switch)._asdict(),
             )
         for name, own in alone.items():
             place = _differ((told.beside or {}).get(name) if told else None, own)
