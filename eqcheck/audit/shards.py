@@ -200,15 +200,15 @@ def _in_pairs(tally: Tally) -> Tally:
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedArray:
     """An array of floats as text: hundreds of thousands of numbers would take longer than all else."""
 
     shape: tuple[Annotated[int, Meta(ge=0, le=2**20)], ...]
     float64: bytes
 
 
-def _encoded(array: Floats) -> Packed:
-    return Packed(array.shape, array.tobytes())
+def _encoded(array: Floats) -> PackedArray:
+    return PackedArray(array.shape, array.tobytes())
 
 
 def _decoded(kind: Any, data: Any) -> Any:
@@ -226,7 +226,7 @@ def _counter(kind: Any, data: Any) -> Counter[Any]:
 
 
 def _array(data: Any) -> Floats:
-    packed = msgspec.convert(data, Packed)
+    packed = msgspec.convert(data, PackedArray)
     array = np.frombuffer(packed.float64, dtype=np.float64).reshape(packed.shape)
     if not np.isfinite(array).all():
         raise UsageError("expected finite numbers")
