@@ -8,14 +8,16 @@ from typing import Any
 
 from eqcheck.contract.errors import OutputError
 
-REASONS = ("stop", "length")
+REFUSED = "error"
+REASONS = ("stop", "length", REFUSED)
 
 
 @dataclass(frozen=True)
 class Completion:
     """Hold the new tokens of a row with what else is returned for it; fields that are None are not judged.
 
-    - ``finish_reason``: ``"stop"`` if an EOS or a stop sequence ended the row, ``"length"`` at its limit;
+    - ``finish_reason``: ``"stop"`` if an EOS or a stop sequence ended the row, ``"length"`` at its limit, ``"error"``
+      if the engine refused to go on: the tokens up to there are judged, and the row is too short;
     - ``stop``: the stop sequence that ended it, None for an EOS;
     - ``usage``: counts of ``prompt_tokens`` and ``completion_tokens``;
     - ``logprobs``: natural logarithms of the target's probabilities of the tokens, before temperature, cuts and

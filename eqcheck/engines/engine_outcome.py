@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from eqcheck.contract.completion import Completion, observed_of, split, told
-from eqcheck.contract.endings import PAST_STOP
+from eqcheck.contract.completion import REFUSED, Completion, observed_of, split, told
+from eqcheck.contract.endings import EARLY, PAST_STOP
 from eqcheck.contract.errors import one_line
 from eqcheck.contract.kinds import FINGERPRINTS
 from eqcheck.contract.options import options_of
@@ -44,17 +44,20 @@ class Look(NamedTuple):
 
 WRONG_TOKEN = Look("wrong token")
 _PASSED = Look("ignored-option:stop-sequences", "options", "ignored-option", "stop-sequences")
+_REFUSED = Look(f"{EARLY}:{REFUSED}", "bookkeeping", EARLY, REFUSED)
 
 
 @dataclass(frozen=True)
 class EngineOutcome(Outcome):
     """A case's result. ``rows`` is empty when the engine failed or cannot do what the case asks.
 
-    ``noise`` is that of the engine's scores of a built checkpoint, at most.
+    ``noise`` is that of the engine's scores of a built checkpoint, at most; ``refused`` are the rows that it ended with
+    an error.
     """
 
     rows: tuple[RowJudgement, ...] = ()
     noise: float = BUILT_NOISE
+    refused: tuple[int, ...] = ()
 
     @property
     def wrong(self) -> list[RowJudgement]:
@@ -74,7 +77,8 @@ class EngineOutcome(Outcome):
     @property
     def look(self) -> Look | None:
         """The look of the wrong rows, a wrong token before others; None where none is wrong or the cause is known."""
-        looks = [_look(self.case.rows[row.row], row) for row in self.wrong] if self.explanation is None else []
+        wrong = self.wrong if self.explanation is None else []
+        looks = [_look(self.case.rows[row.row], row, row.row in self.refused) for row in wrong]
         return WRONG_TOKEN if WRONG_TOKEN in looks else next(iter(looks), None)
 
 
@@ -100,6 +104,11 @@ class Returned(NamedTuple):
             lambda row: judge.logprobs(case, row, self.outputs[row]),
             lambda row: judge.prompt_logprobs(case, row),
         )
+
+    @property
+    def refused(self) -> tuple[int, ...]:
+        """The rows that the engine ended with an error."""
+        return tuple(n for n, told in enumerate(self.completions) if told and told.finish_reason == REFUSED)
 
     @property
     def coverage(self) -> set[str]:
@@ -158,6 +167,7 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
         due=due,
         rows=rows,
         noise=judge.noise,
+        refused=answered.refused,
     )
 
 
@@ -183,9 +193,11 @@ def _switched(case: EngineCase, answered: Returned) -> Outcome:
     )
 
 
-def _look(row: EngineRow, seen: RowJudgement) -> Look:
+def _look(row: EngineRow, seen: RowJudgement, refused: bool) -> Look:
     options, first = row.options, seen.first
     assert first is not None
+    if seen.end == EARLY and refused:
+        return _REFUSED
     if seen.end:
         return _PASSED if seen.end == PAST_STOP else Look(seen.end, "bookkeeping", seen.end)
     if options.min_new_tokens and seen.expected in options.eos_token_ids:
@@ -231,6 +243,8 @@ def explain(
         row = next(row for row in outcome.wrong if row.row == whole[0].row)
     elif search and search.edit.startswith("option-of-others:"):
         statement = _whose_option(outcome, row.row, search.edit.partition(":")[2].replace("-", "_"))
+    if row.row in outcome.refused:
+        statement = _with_error(statement, row)
     index = row.first
     assert index is not None
     request = outcome.case.rows[row.row]
@@ -264,6 +278,14 @@ def _whose_option(outcome: EngineOutcome, number: int, name: str) -> Statement:
     facts: dict[str, int | str] = {"lent_to": number, "lent_rows": rows, "since": other.since}
     said = state("option-lent" if other.throughout else "option-lent-at-times", **facts, option=name)
     return together(said, state("lent-alike")) if len(other.rows) > 1 else said
+
+
+def _with_error(statement: Statement, row: RowJudgement) -> Statement:
+    """The statement, and that the engine ended the row with an error."""
+    refused = state("refused" if row.end == EARLY else "refused-behind", emitted=len(row.observed))
+    if "statement" in statement.facts:
+        return together(statement, refused)
+    return refused._replace(detail=f"{statement.detail}; {refused.detail}") if statement.detail else refused
 
 
 def _given(case: EngineCase, number: int, needed: bool) -> Given:

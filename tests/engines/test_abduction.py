@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -58,6 +59,7 @@ class Decoder:
     """Speculative decoding with a cache per row; rejected entries stay where they are and are hidden. It is right."""
 
     pads = False
+    spare = 1  # places for a bonus token that drafts leave free at the limit
 
     def __init__(self, target: Any, draft: Any, case: EngineCase) -> None:
         self.target, self.draft, self.case = target, draft, case
@@ -104,7 +106,7 @@ class Decoder:
 
     def round(self, line: Line) -> None:
         drafts: list[int] = []
-        while len(drafts) < min(K, self.end(line) - len(line.text) - 1):
+        while len(drafts) < min(K, self.end(line) - len(line.text) - self.spare):
             ids = torch.tensor([line.text + drafts])
             drafts.append(int(self.draft(input_ids=ids, use_cache=False).logits[0, -1].argmax()))
         start = line.cached - self.again(line)
@@ -205,6 +207,41 @@ class ItselfHidden(Decoder):
         return super().sees(line, query, key) and (key != query or line.at[query] == line.cached)
 
 
+class RewoundFurther(Decoder):
+    """A round of several drafts that is rejected whole is taken back too far; positions are counted from what is left."""
+
+    further, least = 1, 2
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.off = Counter[int]()
+
+    def position(self, line: Line, at: int) -> int:
+        return at + self.off[line.row]
+
+    def round(self, line: Line) -> None:
+        text, slots, cached, rejected = len(line.text), len(line.at), line.cached, line.rejected
+        super().round(line)
+        drafted = len(line.at) - slots - (text - cached)
+        self.taken_back(line, drafted, line.rejected - rejected)
+
+    def taken_back(self, line: Line, drafted: int, rejected: int) -> None:
+        if drafted == rejected >= self.least:
+            for slot in [slot for slot, seen in enumerate(line.seen) if seen][-self.further :]:
+                line.seen[slot] = False
+                self.off[line.row] -= 1
+
+
+class RejectedCounted(RewoundFurther):
+    """Where several drafts are rejected, the first stays, and the next token comes behind it."""
+
+    def taken_back(self, line: Line, drafted: int, rejected: int) -> None:
+        if rejected >= self.least:
+            for slot in range(len(line.at) - rejected, len(line.at) - rejected + self.further):
+                line.seen[slot] = True
+                self.off[line.row] += 1
+
+
 class PadsSeen(Decoder):
     pads = True
 
@@ -238,6 +275,14 @@ class UnverifiedOnce(Decoder):
         return super().block(drafts, expected, count)
 
 
+class EndUnverified(Decoder):
+    unverified = 1
+
+    def block(self, drafts: list[int], expected: list[int], count: int) -> list[int]:
+        whole = count + self.unverified >= len(drafts)
+        return [*drafts, expected[-1]] if whole else super().block(drafts, expected, count)
+
+
 class LastColumn(Decoder):
     def block(self, drafts: list[int], expected: list[int], count: int) -> list[int]:
         return [*drafts[:count], expected[-1]]
@@ -264,6 +309,8 @@ PLANTED: list[tuple[type[Decoder], str]] = [
     (RejectedSeenFromOneRound, "cache/stale-entry"),
     (TokenLost, "cache/missing-entry"),
     (ChunkLost, "cache/missing-entry"),
+    (RewoundFurther, "cache/missing-entry"),
+    (RejectedCounted, "cache/stale-entry"),
     (NewestTwice, "cache/duplicate-entry"),
     (RowsExchanged, "cache/wrong-row"),
     (PadsSeen, "mask/pad-visible"),
@@ -271,6 +318,7 @@ PLANTED: list[tuple[type[Decoder], str]] = [
     (ItselfHidden, "mask/token-hidden"),
     (SecondChunkAlone, "mask/token-hidden"),
     (OverAccepting, "bookkeeping/over-accept"),
+    (EndUnverified, "bookkeeping/over-accept"),
     (UnverifiedOnce, "bookkeeping/unverified"),
     (LastColumn, "bookkeeping/wrong-correction"),
     (Dropping, "bookkeeping/lost-token"),
@@ -296,6 +344,30 @@ def test_a_planted_edit_is_named(models: tuple[Any, Any], decoder: type[Decoder]
     assert outputs[found.row][: found.token_index] == right[found.row][: found.token_index]
     assert 0 < found.search.explained <= found.search.surprising
     assert found.search.chance <= 0.01
+
+
+@pytest.mark.parametrize(
+    ("decoder", "amounts", "edit"),
+    [
+        (RewoundFurther, {}, "rewound-too-far:where-all-of-2-or-more-draft-tokens-are-rejected"),
+        (RewoundFurther, {"further": 2, "least": 1}, "rewound-too-far:where-none-is-accepted"),
+        (RewoundFurther, {"spare": 0}, "rewound-too-far:where-none-is-accepted"),
+        (RejectedCounted, {}, "first-rejected-counted:where-2-or-more-draft-tokens-are-rejected"),
+        (RejectedCounted, {"further": 2, "least": 3}, "first-rejected-counted:where-3-or-more-draft-tokens-are-rejected"),
+        (EndUnverified, {}, "end-unverified:1-draft-token"),
+        (EndUnverified, {"unverified": 2}, "end-unverified:2-draft-tokens"),
+        (EndUnverified, {"spare": 0}, "end-unverified:1-draft-token"),
+    ],
+)
+@pytest.mark.tiers(quick=2, rest=6)
+def test_what_happens_after_some_rounds_only_is_named_with_these(
+    models: tuple[Any, Any], decoder: type[Decoder], amounts: dict[str, int], edit: str
+) -> None:
+    case = case_of(max_new_tokens=30)
+    found = abduce(Evidence(*models, case, type("Planted", (decoder,), amounts)(*models, case).decode()))
+    assert found is not None
+    assert not found.open
+    assert found.search.edit == edit
 
 
 @pytest.mark.parametrize("decoder", [OverAccepting, LastColumn, Dropping])
@@ -382,7 +454,8 @@ def test_the_chance_is_that_of_noise_which_emits_the_same(models: tuple[Any, Any
 def test_every_edit_is_one_that_is_tried_and_says_which_kind_it_would_be() -> None:
     scopes: dict[str, list[Any]] = {"state": [], "window": [], "": []}
     target: Any = SimpleNamespace(recurrent=True, windows={0: 32}, rings=(32,), scopes=scopes, draft=None)
-    target.case = SimpleNamespace(prefix_caching=True)
+    target.case = SimpleNamespace(prefix_caching=True, num_draft_tokens=2)
+    target.schedules = dict.fromkeys((place.partition("/")[2] for edit in CONTEXTS for place in edit.places), [])
     everywhere = {hypothesis.edit.id for hypothesis in systematic(target)}
     tried = everywhere | {rule.edit.id for rule in RULES}
     evidence_of_one_row = {"shifted-positions", "another-seen", "another-instead", "rows-exchanged", "ended-row-seen"}

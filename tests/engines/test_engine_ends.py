@@ -12,11 +12,12 @@ from eqcheck.audit.loop import audit
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.explanation.text import render
 from eqcheck.core.result.findings import Audit, Options
 from eqcheck.engines.checkpoints.continuations import row_with
 from eqcheck.engines.checkpoints.row_judge import Judge, truth
 from eqcheck.engines.drawing import BLOCK, EngineCases, alike
-from eqcheck.engines.engine_outcome import judged
+from eqcheck.engines.engine_outcome import UNEXPLAINED, EngineOutcome, abduced, explain, judged
 from eqcheck.engines.lane import worker
 
 ENGINE = '''
@@ -95,6 +96,16 @@ FAULTS = {
         "completion = row",
         {"unattributed/unattributed"},
     ),
+    "refused in the middle": (
+        "",
+        "completion = eqcheck.Completion(row[: block + 1], 'error') if options.stop_sequences and end > block + 1 else row",
+        {"bookkeeping/premature-stop:error"},
+    ),
+    "error at the end": (
+        "",
+        "completion = eqcheck.Completion(row, 'error') if end == limit else completion",
+        {"bookkeeping/finish-reason"},
+    ),
     "rejected drafts counted": (
         "",
         "completion = eqcheck.Completion(row, told, completion.stop, usage={'completion_tokens': rounds * block})",
@@ -159,8 +170,8 @@ def test_cases_alike_have_stops_that_end_rows() -> None:
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({"finish_reason": "eos"}, "outputs[0].finish_reason: expected one of ('stop', 'length'), got 'eos'"),
-        ({"finish_reason": 3}, "outputs[0].finish_reason: expected one of ('stop', 'length'), got 3"),
+        ({"finish_reason": "eos"}, "outputs[0].finish_reason: expected one of ('stop', 'length', 'error'), got 'eos'"),
+        ({"finish_reason": 3}, "outputs[0].finish_reason: expected one of ('stop', 'length', 'error'), got 3"),
         ({"usage": [3]}, "outputs[0].usage: expected a mapping, got list"),
     ],
 )
@@ -168,6 +179,25 @@ def test_completions_that_cannot_be_meant(told: dict[str, object], said: str) ->
     outcome = judged(Judge("float32"), case_with(limit=8), {"outputs": [NEW], "told": [told]})
     assert outcome.explanation is not None
     assert (outcome.explanation.kind, outcome.explanation.detail) == ("invalid-output", said)
+
+
+def test_tokens_before_an_error_are_judged() -> None:
+    """What the engine refused to go on with is told beside the fault, or with tokens that are right, as the fault."""
+    case, judge = case_with(), Judge("float32")
+    wrong = [*NEW[:2], NEW[2] ^ 1]
+    for tokens, first, symptom, said in (
+        (NEW[:3], 3, "bookkeeping/premature-stop:error", "the engine ended the row with an error after 3 tokens, all"),
+        (wrong, 2, "wrong token", f"{UNEXPLAINED}; the engine ended the row with an error, after 3 tokens"),
+    ):
+        outcome = judged(judge, case, {"outputs": [tokens], "told": [{"finish_reason": "error"}]})
+        assert isinstance(outcome, EngineOutcome)
+        assert (outcome.rows[0].first, outcome.symptom, outcome.refused) == (first, symptom, (0,))
+        explanation = explain(outcome, abduced(outcome))
+        assert explanation.detail.startswith(said)
+        assert "error" in render(explanation)
+    whole = judged(judge, case, {"outputs": [NEW], "told": [{"finish_reason": "error"}]}).explanation
+    assert whole is not None
+    assert whole.fingerprint == "bookkeeping/finish-reason"
 
 
 LOGPROBS = """

@@ -153,7 +153,7 @@ def test_every_fault_is_caught(build: type[Free], fault: str) -> None:
     assert caught == shows(build, fault)
 
 
-@pytest.mark.parametrize("fault", ["keeps-rejected", "next-mask", "open-at-end"])
+@pytest.mark.parametrize("fault", ["keeps-rejected", "next-mask", "open-at-end", "refused-bonus"])
 @pytest.mark.long
 def test_a_fault_is_named(fault: str) -> None:
     """The others, and those for which there is no rule, by ``python -m grammar_causes``."""

@@ -45,7 +45,7 @@ def with_grammars(seed: int) -> Iterator[EngineCase]:
 def decoded(build: type[Free], case: EngineCase) -> Outcome:
     decoder = build()
     outputs = decoder("", "", case.request())
-    return judged(JUDGE, case, {"outputs": outputs, "observed": decoder.observed})
+    return judged(JUDGE, case, {"outputs": outputs, "observed": decoder.observed, "told": decoder.told})
 
 
 def shows(build: type[Free], name: str) -> bool:

@@ -60,11 +60,12 @@ class Going:
     drafts: list[int] = field(default_factory=list)
     earlier: list[Mask] = field(default_factory=list)
     last: list[int] = field(default_factory=list)
+    refused: bool = False
 
     @property
     def ended(self) -> bool:
         ends = self.options.eos_token_ids
-        return len(self.output) >= self.options.max_new_tokens or bool(self.output and self.output[-1] in ends)
+        return self.refused or len(self.output) >= self.options.max_new_tokens or bool(self.output and self.output[-1] in ends)
 
 
 class Free:
@@ -85,6 +86,7 @@ class Free:
                 row.drafts = self.proposed(row, min(k, row.options.max_new_tokens - len(row.output) - 1))
             for row, masks in zip(going, self.masks(going), strict=True):
                 self.verify(row, masks)
+        self.told = [{"finish_reason": "error"} if row.refused else None for row in rows]
         return [row.output for row in rows]
 
     def matcher(self, prompt: Any, options: RowOptions) -> Matcher:
@@ -174,6 +176,13 @@ class FreeBonus(Free):
         return [*super().mask(row)[: len(row.drafts)], IDS]
 
 
+class RefusedBonus(FreeBonus):
+    """The bonus token is chosen freely, and a row of which the matcher does not take it ends with an error."""
+
+    def move(self, row: Going, new: list[int]) -> None:
+        row.refused = not all([row.matcher.accept(token) for token in new])
+
+
 class FirstAlone(Free):
     """The first place of a block is masked, and no other."""
 
@@ -257,6 +266,7 @@ class FreeCorrection(Free):
 FAULTS: dict[str, tuple[type[Free], str]] = {
     "keeps-rejected": (KeepsRejected, "option-over-rejected"),
     "free-bonus": (FreeBonus, "option-missing-at-bonus"),
+    "refused-bonus": (RefusedBonus, "option-missing-at-bonus"),
     "first-alone": (FirstAlone, "option-for-first-alone"),
     "next-mask": (NextMask, "grammar-of-neighbour"),
     "loses-accepted": (LosesAccepted, "grammar-without-accepted"),

@@ -195,7 +195,7 @@ def test_stops_that_cannot_be_meant(stops: Any, said: str) -> None:
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({"finish_reason": "eos"}, r"outputs[0].finish_reason: expected one of ('stop', 'length'), got 'eos'"),
+        ({"finish_reason": "eos"}, r"outputs[0].finish_reason: expected one of ('stop', 'length', 'error'), got 'eos'"),
         ({"stop": 7}, "outputs[0].stop: expected token ids, got int"),
         ({"usage": 7}, "outputs[0].usage: expected a mapping, got int"),
     ],

@@ -24,6 +24,8 @@ STATEMENTS = {
     "eos-missing": "only the EOS that ends the row is missing",
     "ends-early": "{emitted} of {expected_tokens} tokens were returned, all of them correct",
     "sampled-ends-early": "{emitted} of {expected_tokens} tokens were returned, and the last is not an EOS",
+    "refused": "the engine ended the row with an error after {emitted:token}, all of them correct",
+    "refused-behind": "the engine ended the row with an error, after {emitted:token}",
     "nothing-emitted": "none of {expected_tokens:token} was returned",
     # what else there is to say of a row that ends early
     "eos-answered": "the target predicted the EOS, token {missing}, in call {answered_in}; it was not returned",

@@ -21,7 +21,7 @@ from eqcheck.core.explanation.records import Search
 from eqcheck.engines.abduction import output_edits
 from eqcheck.engines.abduction.context_edits import CONTEXTS
 from eqcheck.engines.abduction.evidence import Edit, Evidence, Explained, explained, predictions
-from eqcheck.engines.abduction.output_edits import RULES, emitted, follow, misused, wrong_end
+from eqcheck.engines.abduction.output_edits import RULES, emitted, follow, misused, unverified_ends, wrong_end
 from eqcheck.engines.abduction.placements import programs, single, systematic
 from eqcheck.engines.abduction.queries import answers
 from eqcheck.engines.abduction.simulation import EditedContext
@@ -207,6 +207,7 @@ def of_outputs(evidence: Evidence) -> list[Explained]:
         for wait in (range(max(1, rows - 1)) if rows <= BATCH else (0,))
         for least in (False, True)
     ]
+    rules += unverified_ends(evidence.case)
     findings = [explained(evidence, rule, follow(evidence, rule)) for rule in rules]
     return [*findings, *emitted(evidence), *misused(evidence)]
 

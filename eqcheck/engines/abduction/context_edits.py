@@ -587,7 +587,22 @@ def _see_ended_row(sim: Simulation) -> None:
             sim.program.sees[entry] = [*sim.held[sim.context.row or 0], *sim.program.sees[entry]]
 
 
+def _too_far(sim: Simulation, back: Rollback) -> int:
+    """Return how many tokens a rollback takes out that are to stay; the amount, or all that there are."""
+    return min(sim.context.amount, len(sim.held[back.row]) - back.surplus)
+
+
+def _too_short(sim: Simulation, back: Rollback) -> int:
+    """Return how many rejected tokens a rollback leaves; the amount, or all that there are."""
+    return min(sim.context.amount, back.surplus)
+
+
+def _by_drift(sim: Simulation, block: FedBlock) -> int:
+    return sim.drift[block.turn.row]
+
+
 HOLES = ("holes/own",)
+REWOUND = ("separate/own", "separate/prefilled", "separate/to the limit")
 REALIGNED = ("realigned/own",)
 BATCH = ("realigned/own", "holes/own", "cropped/least")
 ANEW = ("recomputed/own", "expanded/own")
@@ -606,13 +621,13 @@ CONTEXTS = (
          ("holes/own", "cropped/least", *ANEW), (0, -1),
          Recomputation(position=lambda row, column, amount: max(0, column - row.first_pads)), position=_like_another),
     edit("position/query-position", "drift-rejected", "position ids advance by all tokens fed, including rejected ones",
-         LINE, position=_moved(lambda sim, block: sim.drift[block.turn.row]), drift=lambda back: back.surplus),
+         LINE, position=_moved(_by_drift), drift=lambda sim, back: back.surplus),
     edit("position/query-position", "drift-most", "position ids advance in every row as in the row that accepts most",
-         HOLES, position=_moved(lambda sim, block: sim.drift[block.turn.row]),
-         drift=lambda back: back.surplus - back.least),
+         HOLES, position=_moved(_by_drift),
+         drift=lambda sim, back: back.surplus - back.least),
     edit("position/query-position", "drift-least", "position ids advance in every row as in the row that accepts least",
-         HOLES, position=_moved(lambda sim, block: sim.drift[block.turn.row]),
-         drift=lambda back: back.surplus - back.most),
+         HOLES, position=_moved(_by_drift),
+         drift=lambda sim, back: back.surplus - back.most),
     edit("position/query-position", "newest-shifted",
          "the correction or bonus token is fed with a position id that is one off",
          LINE, (-1, 1), position=_shifted(lambda rank: rank == 0)),
@@ -662,13 +677,16 @@ CONTEXTS = (
          kept=lambda sim, back: back.surplus),
     edit("cache/stale-entry", "nothing-rolled-back",
          "rejected draft tokens are still attended to, and position ids continue after them", LINE, scope="window",
-         kept=lambda sim, back: back.surplus, drift=lambda back: back.surplus,
-         position=_moved(lambda sim, block: sim.drift[block.turn.row]),
-         place=_moved(lambda sim, block: sim.drift[block.turn.row])),
+         kept=lambda sim, back: back.surplus, drift=lambda sim, back: back.surplus,
+         position=_moved(_by_drift),
+         place=_moved(_by_drift)),
     edit("cache/stale-entry", "first-rejected-kept",
          "rollback stops short, and the first rejected draft tokens are still attended to",
          LINE, (1, 2), scope="window",
          kept=lambda sim, back: min(back.surplus, sim.context.amount)),
+    edit("cache/stale-entry", "first-rejected-counted",
+         "rollback leaves the first rejected draft tokens in the cache, and position ids continue after them",
+         REWOUND, (1, 2, 3), kept=_too_short, drift=_too_short, position=_moved(_by_drift), place=_moved(_by_drift)),
     edit("cache/stale-entry", "rejected-kept-to-most",
          "rows are cropped as the one that accepted most, and rejected tokens are still attended to", HOLES,
          kept=lambda sim, back: back.surplus - back.least),
@@ -678,6 +696,10 @@ CONTEXTS = (
     edit("cache/missing-entry", "newest-lost",
          "rollback goes too far, and the newest accepted token is no longer attended to", LINE, (1, 2), scope="window",
          kept=lambda sim, back: -sim.context.amount),
+    edit("cache/missing-entry", "rewound-too-far",
+         "rollback takes the newest accepted tokens out of the cache, too, and gives their position ids again",
+         REWOUND, (1, 2, 3), kept=lambda sim, back: -_too_far(sim, back), drift=lambda sim, back: -_too_far(sim, back),
+         position=_moved(_by_drift), place=_moved(_by_drift)),
     edit("cache/missing-entry", "lost-to-least",
          "rows are cropped as the one that accepted least, and accepted tokens are no longer attended to", HOLES,
          loses=lambda sim, back, at: at >= back.length - (back.most - back.surplus)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import exp, prod
 from typing import Any
 
@@ -25,6 +25,7 @@ from eqcheck.engines.abduction.queries import (
     looked_up,
     plain_row,
     stale,
+    stale_states,
     with_prompts,
 )
 from eqcheck.engines.checkpoints import dictation
@@ -296,12 +297,14 @@ class Evidence:
     @cached_property
     def schedules(self) -> dict[str, list[Round]]:
         """List the schedules of a right draft; with rejected tokens kept from 32 on (``stale:32``);
-        fed with prompts (``at once``).
+        fed with prompts (``at once``); with as many drafts as there may be tokens (``to the limit``); with rejected
+        tokens kept in states (``stale states``), and the last accepted draft fed again after a round (``and again``).
         """
         fulls = (1, *self.rings) if isinstance(self.draft, Function) else ()
         stale_ones = {f"stale:{full}": self._rounds(self._stale_drafts(full - 1), beyond=1) for full in fulls}
         at_once = {"at once": self._rounds(with_prompts(self.case, self.prompts, self.drafts))}
-        return self.right_schedules | stale_ones | at_once
+        to_limit = {"to the limit": self._rounds(self.drafts, beyond=1)}
+        return self.right_schedules | stale_ones | at_once | to_limit | self._with_stale_states
 
     @cached_property
     def right_schedules(self) -> dict[str, list[Round]]:
@@ -332,6 +335,17 @@ class Evidence:
         return [
             stale(self.draft, text, len(prompt), k, row.options.max_new_tokens, since) for prompt, text, row in rows
         ]
+
+    @property
+    def _with_stale_states(self) -> dict[str, list[Round]]:
+        if not isinstance(self.draft, Function) or not self.draft.recurrent:
+            return {}
+        drafted: dict[str, Branches] = {"stale states": [], "stale states and again": []}
+        for row, (prompt, text) in enumerate(zip(self.prompts, self.texts, strict=True)):
+            for again, branches in enumerate(drafted.values()):
+                most = partial(self.budget, row)
+                branches.append(stale_states(self.draft, text, len(prompt), most, bool(again)))
+        return {name: self._rounds(branches) for name, branches in drafted.items()}
 
     @cached_property
     def schedules_with_options(self) -> dict[str, list[Round]]:

@@ -9,7 +9,7 @@ from math import comb, prod
 
 from eqcheck.contract.endings import RowEnd, ended_by
 from eqcheck.contract.options import LISTS, PENALTIES, SCORING, RowOptions, ended, shifted
-from eqcheck.core.case.engine import PAD, VOCAB_SIZE, EngineRow
+from eqcheck.core.case.engine import PAD, VOCAB_SIZE, EngineCase, EngineRow
 from eqcheck.core.explanation.records import many
 from eqcheck.engines.abduction.evidence import (
     LEAST_CHANCE,
@@ -32,6 +32,9 @@ _TABLE = {
     "bookkeeping/unverified": {
         "unverified-emitted": "draft tokens are returned before the target has verified them, and then its "
         "predictions for the same positions",
+    },
+    "bookkeeping/over-accept": {
+        "end-unverified": "each round returns its last {drafts} without verification, where all before are accepted",
     },
     "bookkeeping/lost-token": {"missing-in-output": "the output lacks {tokens} that the engine computed"},
     "bookkeeping/repeated-token": {"twice-in-output": "the output has {tokens} twice"},
@@ -280,7 +283,8 @@ class VerifiedBlock:
     """A row's part in a round, when it is committed.
 
     ``count`` of the ``drafts`` are accepted; ``answers`` is what the target predicts after the newest token and after
-    each draft token; ``others`` are the same of the rows behind it in the batch, in order and around; ``full`` is K.
+    each draft token; ``others`` are the same of the rows behind it in the batch, in order and around; ``full`` is K;
+    so many of the drafts are ``unverified``.
     """
 
     drafts: Tokens
@@ -288,6 +292,7 @@ class VerifiedBlock:
     count: int
     others: Sequence[Tokens]
     full: int
+    unverified: int = 0
 
     @property
     def right(self) -> list[int]:
@@ -306,13 +311,18 @@ class Rule(Hypothesis):
     """The tokens that are committed instead of the right block.
 
     ``exchanged`` says how many rows further on predictions are taken from, once a row has left. With ``least`` all rows
-    commit what the one does that accepts least; so many rows ``wait``, see `follow`.
+    commit what the one does that accepts least; so many rows ``wait``, see `follow`. Of each round the last so many
+    drafts are ``unverified``. Rows may be ``prefilled``, so that their first token comes without drafts, and drafts go
+    ``to_limit`` where the bonus token has no place of its own.
     """
 
     commit: Commit
     exchanged: int = 0
     least: bool = False
     wait: int = 0
+    unverified: int = 0
+    prefilled: bool = False
+    to_limit: bool = False
 
 
 def _matches(block: VerifiedBlock) -> list[int]:
@@ -341,6 +351,12 @@ def _rejected(commit: Commit) -> Commit:
 
 def _accepted(least: int, commit: Commit) -> Commit:
     return lambda block: commit(block) if block.count >= least else block.right
+
+
+def _verified_begin(block: VerifiedBlock) -> list[int]:
+    """All drafts, where those are accepted that are verified at all."""
+    whole = block.count + block.unverified >= len(block.drafts)
+    return [*block.drafts, block.answers[-1]] if whole else block.right
 
 
 def _rule(kind: str, id: str, words: str, commit: Commit, exchanged: int = 0) -> Rule:
@@ -405,6 +421,17 @@ RULES = (
 # fmt: on
 
 
+def unverified_ends(case: EngineCase) -> Iterator[Rule]:
+    """The rules by which the last drafts of each round are returned unverified, in engines of three styles.
+
+    Which draft is the last depends on where rounds begin and on how many drafts there are at the limit.
+    """
+    for count in range(1, case.num_draft_tokens):
+        named = (("drafts", many(count, "draft token")),)
+        rule = Rule(edit=EDITS["end-unverified"], parameters=named, commit=_verified_begin, unverified=count)
+        yield from (rule, replace(rule, prefilled=True), replace(rule, to_limit=True))
+
+
 def follow(evidence: Evidence, rule: Rule) -> dict[tuple[int, int], int]:
     """The tokens that the rule emits, as far as they agree with the output: after a difference a row is left.
 
@@ -432,7 +459,7 @@ def follow(evidence: Evidence, rule: Rule) -> dict[tuple[int, int], int]:
 
 def _blocks(evidence: Evidence, rule: Rule, at: dict[int, int]) -> dict[int, VerifiedBlock]:
     """The blocks of a round, by row; ``at`` are the numbers of committed tokens."""
-    drafts = {row: evidence.drafts[row][n][: evidence.budget(row, n)] for row, n in at.items()}
+    drafts = {row: evidence.drafts[row][n][: _most(evidence, rule, row, n)] for row, n in at.items()}
     if rule.least:
         drafts = {row: proposed[: min(map(len, drafts.values()))] for row, proposed in drafts.items()}
     answers = {row: evidence.verified[row][n][: len(drafts[row]) + 1] for row, n in at.items()}
@@ -451,8 +478,16 @@ def _blocks(evidence: Evidence, rule: Rule, at: dict[int, int]) -> dict[int, Ver
         others = [answers[other] for other in (*rows[place + 1 :], *rows[:place])]
         lacking = len(drafts[row]) + 1 - len(answers[row])  # of another row, which had fewer
         answers[row] = [*answers[row], *answers[row][-1:] * lacking]
-        blocks[row] = VerifiedBlock(drafts[row], answers[row], counts[row], others, evidence.case.num_draft_tokens)
+        full = evidence.case.num_draft_tokens
+        blocks[row] = VerifiedBlock(drafts[row], answers[row], counts[row], others, full, rule.unverified)
     return blocks
+
+
+def _most(evidence: Evidence, rule: Rule, row: int, at: int) -> int:
+    """Return how many drafts a row has at most after so many committed tokens."""
+    if rule.prefilled and at == len(evidence.prompts[row]):
+        return 0
+    return min(evidence.case.num_draft_tokens, evidence.budget(row, at) + rule.to_limit)
 
 
 # Options that are ignored, another row's, or applied at the wrong places or to the wrong tokens.

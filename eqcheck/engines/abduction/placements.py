@@ -25,7 +25,17 @@ AT_ONSET = (
     "itself-hidden",
     "restored-with-all",
 )
+# They may happen after some rollbacks only: of many draft tokens, or of all of a round.
+AFTER_SOME = (
+    "newest-lost",
+    "rewound-too-far",
+    "rejected-kept",
+    "nothing-rolled-back",
+    "first-rejected-kept",
+    "first-rejected-counted",
+)
 IN_BOTH = ("rejected-kept", "nothing-rolled-back")  # the draft's cache may be kept by the same code
+STATES_OF_BOTH = ("state-keeps-rejected",)  # and so may the draft's states
 OF_WINDOW = "window"  # the scope of edits that layers with a window may have alone
 GRAIN, BEHIND = 8, 32  # prefixes are cached in blocks of so many tokens; a state may be so many away from its place
 ONSETS = 12  # of the rounds before the first wrong token the last so many: each costs some 40 hypotheses for a row
@@ -52,10 +62,15 @@ def _in_style(evidence: Evidence, edit: ContextEdit, amount: int, place: str) ->
     if style == "separate":
         yield from _in_parts(evidence, context)
         yield from _grown(evidence, context)
+        yield from _after_some(evidence, context)
     if place == "separate/own" and edit.id in IN_BOTH and isinstance(evidence.draft, Function):
         yield replace(context, schedule="stale:1")
         for grown in _grown(evidence, context):
             yield replace(grown, schedule=f"stale:{grown.since + 1}")
+    if place == "separate/own" and edit.id in STATES_OF_BOTH:
+        for name in evidence.schedules:
+            if name.startswith("stale states"):
+                yield replace(context, schedule=name)
 
 
 def _concerns(evidence: Evidence, edit: ContextEdit) -> bool:
@@ -73,6 +88,28 @@ def _in_parts(evidence: Evidence, context: EditedContext) -> Iterator[EditedCont
     """The same, in parts of the target only."""
     for words, parts in evidence.scopes.get(context.edit.scope, ()):
         yield replace(context, when=f"{context.when} {words}".strip(), parts=parts)
+
+
+def _after_some(evidence: Evidence, context: EditedContext) -> Iterator[EditedContext]:
+    """The same after some of the rounds in which draft tokens are rejected: many of them, or all of a round."""
+    if context.edit.id not in AFTER_SOME or context.amount > evidence.case.num_draft_tokens:
+        return
+    turns = [turn for turns in evidence.schedules[context.schedule] for turn in turns]
+    rejecting = [turn for turn in turns if turn.accepted < len(turn.drafts)]
+    # What is left of rejected tokens is nothing where none are; what is taken out besides may be taken out anyway.
+    known = {tuple(turns if context.edit.kind == "missing-entry" else rejecting)}
+    for none_accepted, least in product((False, True), range(1, evidence.case.num_draft_tokens + 1)):
+        some = replace(context, rejected=least, none_accepted=none_accepted)
+        if (after := tuple(filter(some.takes_back, rejecting))) and after not in known:
+            known.add(after)
+            yield replace(some, when=f"{context.when} {_rejecting(least, none_accepted)}".strip())
+
+
+def _rejecting(least: int, none_accepted: bool) -> str:
+    """Words for rounds in which so many draft tokens are rejected, or more, or all."""
+    if none_accepted:
+        return f"where all of {least} or more draft tokens are rejected" if least > 1 else "where none is accepted"
+    return f"where {least} or more draft tokens are rejected" if least > 1 else "after a rejection"
 
 
 def _grown(evidence: Evidence, context: EditedContext) -> Iterator[EditedContext]:

@@ -341,6 +341,63 @@ def stale(draft: Function, text: list[int], start: int, k: int, limit: int, sinc
     return branch
 
 
+def stale_states(
+    draft: Function, text: list[int], start: int, most: Callable[[int], int], again: bool = False
+) -> Branch:
+    """The proposals of a built draft whose states keep what was rejected, while its attention does not see it.
+
+    After so many tokens there are ``most`` drafts. With ``again`` the last accepted draft is fed a second time.
+    """
+    branch: Branch = {}
+    fed = _StaleStates(draft)
+    at, cached = start, 0
+    while at < len(text):
+        del fed.row[cached:]
+        answer = [fed.next(token) for token in text[cached:at]][-1]
+        drafts = branch[at] = list[int]()
+        while len(drafts) < most(at):
+            drafts.append(answer if not drafts else fed.next(drafts[-1]))
+        accepted = agreeing(drafts, text[at:])
+        cached = min(len(fed.row), at + accepted - again)
+        at += accepted + 1
+    return branch
+
+
+class _StaleStates:
+    """A built function that is fed tokens: its states go on from all of them, its attention sees those of its ``row``.
+
+    ``codes`` are those of all tokens, by layer; ``row`` are the places of the row's own among them.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.row: list[int] = []
+        self.codes: list[list[int]] = [[] for _ in function.layers]
+        self.memories = [[rule.reader() for rule in rules] for rules in function.rules]
+
+    def next(self, token: int) -> int:
+        """Add a token to the row; returns the next one."""
+        function, layers = self.function, enumerate(zip(self.function.layers, self.codes, self.memories, strict=True))
+        self.row.append(len(self.codes[0]))
+        code = function.codes_in[token]
+        for number, (heads, codes, memories) in layers:
+            codes.append(code)
+            seen = self.row if (ATTENTION, number) in function.parts else range(len(codes))
+            for head in heads:
+                code ^= next((head.table[before] for before in _read_by(head, codes, seen)), 0)
+            for read in memories:
+                code ^= read(codes)
+        return function.tokens_out[code ^ int(token in function.flagged)]
+
+
+def _read_by(head: Head, codes: Sequence[int], seen: Sequence[int]) -> Iterator[int]:
+    """The codes that a head may read, the first of which it takes; ``seen`` are the places that it looks back on."""
+    for distance, sign in _within(head, len(seen)):
+        there = codes[seen[-1 - distance]]
+        if not sign or there >> head.bit & 1:
+            yield there
+
+
 def allowed(options: RowOptions, before: Sequence[int], drafts: Sequence[int]) -> list[int]:
     """The drafts up to the first that the row's grammar forbids, where these tokens count before them."""
     states = options.ruled([*before, *drafts], len(before), len(drafts)) if options.grammar else ()

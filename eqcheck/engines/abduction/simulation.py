@@ -112,7 +112,7 @@ class Change:
     loses: Callable[[Simulation, Rollback, int], bool] = lambda sim, back, at: False
     zeroed: bool = False  # what is kept of the rejected tokens is zeros
     restored: bool = False  # after a rejection the round's tokens are fed again
-    drift: Callable[[Rollback], int] = lambda back: 0
+    drift: Callable[[Simulation, Rollback], int] = lambda sim, back: 0
     # the first position that a query sees in a layer, of a target with windows
     least: Callable[[Simulation, FedBlock, int, int], int] | None = None
     near: Callable[[Simulation, int, int, bool], bool] | None = None  # whether a place is seen, if in a window or not
@@ -150,7 +150,8 @@ class ContextEdit(Edit):
     @property
     def rivals(self) -> tuple[str, ...]:
         """No mask hides a token from a state, and none but a window's from the layers that have it, or moves others."""
-        return () if self.scope in ("state", "states", "windows", "prefix") else super().rivals
+        moves = self.change.drift is not RIGHT.drift
+        return () if moves or self.scope in ("state", "states", "windows", "prefix") else super().rivals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +160,8 @@ class EditedContext(Hypothesis):
 
     ``amount`` is a number of tokens or positions, or another row, and ``source`` a number of its tokens. The engine is
     of one ``style``; ``schedule`` names its rounds, see `Evidence.schedules`. With ``parts`` it happens in these only,
-    with ``since`` in a row once it has had more tokens than that.
+    with ``since`` in a row once it has had more tokens than that, with ``rejected`` after rounds in which so many draft
+    tokens are rejected, or more, and with ``none_accepted`` after those in which all are.
     """
 
     edit: ContextEdit
@@ -173,6 +175,13 @@ class EditedContext(Hypothesis):
     source: int = 0
     parts: tuple[tuple[str, int], ...] = ()
     since: int = 0
+    rejected: int = 0
+    none_accepted: bool = False
+
+    def takes_back(self, turn: Turn) -> bool:
+        """Return whether it happens to what is taken back after a turn."""
+        rejected = len(turn.drafts) - turn.accepted
+        return rejected >= self.rejected and not (self.none_accepted and (turn.accepted or not rejected))
 
 
 class Simulation:
@@ -213,6 +222,10 @@ class Simulation:
         if row is not None and self.context.since:
             concerned = concerned and max(self.reached[row], self.lengths[row]) > self.context.since
         return self.context.edit.change if now and concerned else RIGHT
+
+    def taking_back(self, back: Rollback) -> Change:
+        """The change in what is taken back of a row after this round."""
+        return self.change(back.row) if self.context.takes_back(self.blocks[back.row].turn) else RIGHT
 
     def visible(self, row: int, slot: int) -> bool:
         """Return whether the row's mask shows a slot; caches of single rows need none."""
@@ -325,7 +338,8 @@ class Simulation:
         most, least = max(surplus[row] for row in going), min(surplus[row] for row in going)
         for row, length in lengths.items():
             back = Rollback(row, length, surplus[row], most, least, row not in going)
-            change = self.change(row)
+            change = self.taking_back(back)
+            self.drift[row] += change.drift(self, back)
             if self.style == "separate":
                 self._crop(back)
             elif not back.ended:
@@ -334,7 +348,6 @@ class Simulation:
             self.lengths[row] = before[row] if change.restored and back.surplus else length
             state = change.state
             self.states[row] = self.at(row, length) if state is None else state(self, back)
-            self.drift[row] += change.drift(back)
         if self.style != "separate":
             self._move(list(lengths), going)
         self.change().after(self)
@@ -352,7 +365,7 @@ class Simulation:
 
     def _mark(self, back: Rollback) -> None:
         """Hide what is rejected in a row of the batch's cache, and what a change loses; show what it leaves."""
-        change = self.change(back.row)
+        change = self.taking_back(back)
         kept = change.kept(self, back)
         for place, slot in enumerate(self.slots[back.row]):
             if slot.at >= back.length:
@@ -365,7 +378,7 @@ class Simulation:
 
     def _crop(self, back: Rollback) -> None:
         """Cut rejected tokens off the end of a row's own cache."""
-        change, held, slots = self.change(back.row), self.held[back.row], self.slots[back.row]
+        change, held, slots = self.taking_back(back), self.held[back.row], self.slots[back.row]
         if count := back.surplus - change.kept(self, back):
             del held[-count:], slots[-count:]
         for place in reversed(range(len(slots))):

@@ -18,7 +18,7 @@ from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.lines import OffsetCache
 from eqcheck.catalogue.engines.pool import Packed
 from eqcheck.catalogue.engines.rows import PerRow, Restored
-from eqcheck.catalogue.faults.fault import OTHER_MODEL, fault, patched, planted, step
+from eqcheck.catalogue.faults.fault import OTHER_MODEL, amount, fault, patched, planted, step
 from eqcheck.contract.decoders import Request
 from eqcheck.contract.family import named
 
@@ -269,3 +269,48 @@ class NotCroppedFromK7(RoundEngine):
     def __new__(cls, target: Any, draft: Any, request: Request) -> Any:
         broken = patched(cls, NEVER_CROPPED) if request.num_draft_tokens >= 7 else cls
         return super().__new__(broken)
+
+
+MLX_LM = "https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/generate.py"
+COUNTED = (LengthNotRolledBack.InLines, LengthNotRolledBack.InBlocks)  # positions are counted from what is cached
+SEVERAL = amount("several-rejected", 2, 2, 3)
+FURTHER = amount("rewound-further", 1, 1, 2)
+COUNTED_AS_COMPUTED = amount("rejected-counted-as-computed", 1, 1, 2)
+
+
+@planted("per_row", "staged", edit="rewound-too-far")
+@fault("K31-rewound-further", "cache/missing-entry", MLX_LM)
+class RewoundFurther(PerRow):
+    """A round of two draft tokens or more that is rejected whole is taken back by one token too many, each time again,
+    and positions are counted from what is cached."""
+
+    def commit(self, drafts: Rows, predicted: Rows) -> list[int]:
+        counts = super().commit(drafts, predicted)
+        rounds = zip(self.active, drafts, counts, strict=True)
+        self.whole = {i for i, proposed, count in rounds if not count and len(proposed) >= SEVERAL}
+        return counts
+
+    def roll_back(self, i: int, surplus: int) -> None:
+        super().roll_back(i, surplus)
+        if i in self.whole:
+            self.caches[i].crop(-min(FURTHER, self.caches[i].get_seq_length()))
+
+    def numbered(self, i: int, count: int) -> torch.Tensor:
+        cached = self.caches[i].get_seq_length()
+        return torch.arange(cached, cached + count)[None]
+
+
+fault("K31-rewound-further-by-two", "cache/missing-entry", MLX_LM, mechanism="K31-rewound-further").plant(
+    "Where two draft tokens or more are rejected, an accepted one goes with them, and positions are counted from what is "
+    "cached",
+    planted("paged_small", "continuous", edit="rewound-too-far"),
+    *leaving(lambda i, rejected: -FURTHER if rejected[i] >= SEVERAL else 0, LINES, BLOCKS),
+    *COUNTED,
+)
+
+fault("K32-one-rejected-counted", "cache/stale-entry", "vllm-project/vllm#39273").plant(
+    "Where two draft tokens or more are rejected, one counts as computed: the next token comes behind it",
+    planted("paged_small continuous", "paged", edit="first-rejected-counted"),
+    *leaving(lambda i, rejected: COUNTED_AS_COMPUTED if rejected[i] >= SEVERAL else 0, LINES, BLOCKS),
+    *COUNTED,
+)

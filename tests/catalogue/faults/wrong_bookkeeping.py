@@ -9,7 +9,7 @@ import torch
 
 from eqcheck.catalogue.engines.engine import RoundEngine, Rows
 from eqcheck.catalogue.engines.rows import Expanded
-from eqcheck.catalogue.faults.fault import fault, planted, step
+from eqcheck.catalogue.faults.fault import amount, fault, planted, step
 from eqcheck.contract.decoders import Request
 
 
@@ -182,6 +182,19 @@ class ModelsExchanged(RoundEngine):
 
     def __init__(self, target: Any, draft: Any, request: Request) -> None:
         super().__init__(draft, target, request)
+
+
+UNVERIFIED = amount("unverified-at-end", 1, 1, 2)
+
+
+@planted("realigned per_row packed", "static", edit="end-unverified")
+@fault("T27-last-draft-unverified", "bookkeeping/over-accept", "ml-explore/mlx-lm#1109")
+class LastDraftUnverified(RoundEngine):
+    """The last draft token of a round is taken without being verified, if all before it are accepted."""
+
+    def accepted(self, proposed: Sequence[int], answers: Sequence[int]) -> int:
+        count = super().accepted(proposed, answers)
+        return len(proposed) if count + UNVERIFIED >= len(proposed) else count
 
 
 fault("T25-answers-cut-at-seven", "bookkeeping/repeated-token", "antirez/ds4#358").plant(
