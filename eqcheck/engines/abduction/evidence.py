@@ -13,7 +13,7 @@ import torch
 
 from eqcheck.contract.decoders import RowOptions
 from eqcheck.contract.options import SCORING
-from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.core.case.engine import PAD, EngineCase, EngineRow
 from eqcheck.engines.abduction.queries import (
     Answers,
     Branch,
@@ -21,6 +21,7 @@ from eqcheck.engines.abduction.queries import (
     Round,
     Turn,
     answers,
+    blind_to_pads,
     in_pairs,
     looked_up,
     plain_row,
@@ -351,6 +352,8 @@ class Evidence:
     def schedules_with_options(self) -> dict[str, list[Round]]:
         """The same rounds; those of K drafts at the limit; those of drafts made with options, or padded to K.
 
+        Some engines hide from their draft what equals the pad id: transformers does, where nothing else is hidden.
+
         Which draft tokens there were decides where a round ends, and a stale option is wrong from there on.
         """
         k = self.case.num_draft_tokens
@@ -362,7 +365,17 @@ class Evidence:
             drafts = self._drafted(with_options=True)
         more = {"uncut": self._rounds(self.drafts, beyond=k), "asked": self._rounds(drafts)}
         more |= {"uncut and prefilled": self._rounds(self.drafts, prefilled=True, beyond=k)}
+        more |= {"asked, blind to pads": self._rounds(self._blind_to_pads(drafts))}
         return self.right_schedules | more | {"asked and prefilled": self._rounds(drafts, prefilled=True)}
+
+    def _blind_to_pads(self, drafts: Branches) -> Branches:
+        """The drafts that are made with options, and in rows with a pad id those of a draft that does not see it."""
+        return [
+            blind_to_pads(self.draft, text, len(prompt), partial(self.budget, row), partial(self._drafted_next, row))
+            if self.case.drafting == "model" and self.draft is not None and PAD in text
+            else drafts[row]
+            for row, (prompt, text) in enumerate(zip(self.prompts, self.texts, strict=True))
+        ]
 
     def _rounds(
         self, drafted: Branches, *, least: bool = False, prefilled: bool = False, beyond: int = 0

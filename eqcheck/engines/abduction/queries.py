@@ -398,6 +398,27 @@ def _read_by(head: Head, codes: Sequence[int], seen: Sequence[int]) -> Iterator[
             yield there
 
 
+def blind_to_pads(
+    draft: Any, text: list[int], start: int, most: Callable[[int], int], chosen: Callable[..., int]
+) -> Branch:
+    """The proposals of a draft from which tokens that equal the pad id are hidden, wherever they stand.
+
+    After so many tokens there are ``most`` drafts; each is ``chosen`` by the tokens before, the drafts and the scores.
+    """
+    branch: Branch = {}
+    at = start
+    while at < len(text):
+        drafts = branch[at] = list[int]()
+        while len(drafts) < most(at):
+            ids = [*text[:at], *drafts]
+            program = plain_row(0, ids, len(ids))
+            program.sees = [[c for c in range(n + 1) if c == n or ids[c] != PAD] for n in range(len(ids))]
+            (answered,) = answers(draft, [program])
+            drafts.append(chosen(at, drafts, answered[0, 0]))
+        at += agreeing(drafts, text[at:]) + 1
+    return branch
+
+
 def allowed(options: RowOptions, before: Sequence[int], drafts: Sequence[int]) -> list[int]:
     """The drafts up to the first that the row's grammar forbids, where these tokens count before them."""
     states = options.ruled([*before, *drafts], len(before), len(drafts)) if options.grammar else ()
