@@ -208,7 +208,7 @@ class ItselfHidden(Decoder):
 
 
 class RewoundFurther(Decoder):
-    """A round of several drafts that is rejected whole is taken back too far; positions are counted from what is left."""
+    """A round of several drafts that is rejected whole is taken back too far; positions count what is left."""
 
     further, least = 1, 2
 
@@ -353,7 +353,11 @@ def test_a_planted_edit_is_named(models: tuple[Any, Any], decoder: type[Decoder]
         (RewoundFurther, {"further": 2, "least": 1}, "rewound-too-far:where-none-is-accepted"),
         (RewoundFurther, {"spare": 0}, "rewound-too-far:where-none-is-accepted"),
         (RejectedCounted, {}, "first-rejected-counted:where-2-or-more-draft-tokens-are-rejected"),
-        (RejectedCounted, {"further": 2, "least": 3}, "first-rejected-counted:where-3-or-more-draft-tokens-are-rejected"),
+        (
+            RejectedCounted,
+            {"further": 2, "least": 3},
+            "first-rejected-counted:where-3-or-more-draft-tokens-are-rejected",
+        ),
         (EndUnverified, {}, "end-unverified:1-draft-token"),
         (EndUnverified, {"unverified": 2}, "end-unverified:2-draft-tokens"),
         (EndUnverified, {"spare": 0}, "end-unverified:1-draft-token"),
@@ -455,7 +459,8 @@ def test_every_edit_is_one_that_is_tried_and_says_which_kind_it_would_be() -> No
     scopes: dict[str, list[Any]] = {"state": [], "window": [], "": []}
     target: Any = SimpleNamespace(recurrent=True, windows={0: 32}, rings=(32,), scopes=scopes, draft=None)
     target.case = SimpleNamespace(prefix_caching=True, num_draft_tokens=2)
-    target.schedules = dict.fromkeys((place.partition("/")[2] for edit in CONTEXTS for place in edit.places), [])
+    target.schedules = {place.partition("/")[2]: list[Any]() for edit in CONTEXTS for place in edit.places}
+    target.with_stale_states = {}
     everywhere = {hypothesis.edit.id for hypothesis in systematic(target)}
     tried = everywhere | {rule.edit.id for rule in RULES}
     evidence_of_one_row = {"shifted-positions", "another-seen", "another-instead", "rows-exchanged", "ended-row-seen"}

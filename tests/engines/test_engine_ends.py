@@ -98,7 +98,8 @@ FAULTS = {
     ),
     "refused in the middle": (
         "",
-        "completion = eqcheck.Completion(row[: block + 1], 'error') if options.stop_sequences and end > block + 1 else row",
+        "early = options.stop_sequences and end > block + 1\n"
+        "        completion = eqcheck.Completion(row[: block + 1], 'error') if early else row",
         {"bookkeeping/premature-stop:error"},
     ),
     "error at the end": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,10 +13,17 @@ from served.fault import Fault
 from served.faults import FAULTS
 from served.score import Said, decoded, drawn, explained
 from torch import Tensor
+from transformers import cache_utils
+from transformers.generation.candidate_generator import AssistedCandidateGenerator
 
+from eqcheck.contract import registry
+from eqcheck.contract.decoders import RowOptions
+from eqcheck.core.case.engine import EngineCase, EngineRow
 from eqcheck.engines.abduction import abduce, tried
 from eqcheck.engines.abduction.placements import systematic
-from eqcheck.engines.engine_outcome import evidence
+from eqcheck.engines.checkpoints.folders import checkpoint
+from eqcheck.engines.checkpoints.row_judge import Judge
+from eqcheck.engines.engine_outcome import evidence, judged
 
 BY_ID = {fault.id: fault for fault in (*fresh(), *unseen(), *held(), *FAULTS)}
 
@@ -106,6 +114,56 @@ def test_a_window_that_is_wrong_after_a_rejection_is_named(build: str, wider: Ca
             found.add(cause.search.edit)
     assert edit in found
     assert found <= {"window-width-late", "window-by-rejected"}, "where one token is rejected each time, both are true"
+
+
+@pytest.mark.rest
+def test_states_that_neither_model_takes_back_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In transformers one method takes back the convolutions of the target and those of the draft."""
+    layer = vars(cache_utils).get("LinearAttentionCacheLayerMixin")
+    if not hasattr(layer, "crop"):
+        pytest.skip("this version has no convolutions that can be taken back")
+    right = layer.crop
+    case = EngineCase(
+        (EngineRow((77, 3, 250, 18), RowOptions(20)), EngineRow((184, 86, 157), RowOptions(14))),
+        3,
+        checkpoint=checkpoint("hybrid").name,
+    )
+    found = []
+    for crop in (right, lambda self, count: right(self, 0)):
+        monkeypatch.setattr(layer, "crop", crop)
+        with registry.load("transformers_float32").running() as generate:
+            pair = checkpoint("hybrid", "float32")
+            outputs = generate(str(pair.target), str(pair.draft), replace(case.request(), dtype="float32"))
+        found.append(abduce(evidence(judged(Judge("float32"), case, {"outputs": outputs}))))
+    assert found[0] is None
+    assert found[1] is not None
+    assert (found[1].search.edit, found[1].open) == ("state-keeps-rejected", False)
+    assert found[1].search.explained == found[1].search.surprising
+
+
+@pytest.mark.rest
+def test_drafts_of_transformers_are_those_of_a_draft_that_does_not_see_pads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 5.24 on; before that the draft sees them. Which it is decides where rounds begin."""
+    drafted = {}
+    propose = AssistedCandidateGenerator.get_candidates
+
+    def proposed(self: Any, tokens: Tensor, **given: Any) -> Any:
+        candidates = propose(self, tokens, **given)
+        drafted[tokens.shape[1]] = candidates[0][0, tokens.shape[1] :].tolist()
+        return candidates
+
+    monkeypatch.setattr(AssistedCandidateGenerator, "get_candidates", proposed)
+    row = EngineRow((18, 0, 74, 240, 191), RowOptions(12, repetition_penalty=1.7))
+    case, pair = EngineCase((row,), 3, checkpoint=checkpoint("full").name), checkpoint("full", "float32")
+    with registry.load("transformers_float32").running() as generate:
+        outputs = generate(str(pair.target), str(pair.draft), replace(case.request(), dtype="float32"))
+    outcome = judged(Judge("float32"), case, {"outputs": outputs})
+    assert not outcome.failed
+    schedules = evidence(outcome).schedules_with_options
+    names = ("asked", "asked, blind to pads")
+    seen, blind = ({turn.start: [*turn.drafts] for (turn,) in schedules[name]} for name in names)
+    assert seen != blind
+    assert drafted in (seen, blind)
 
 
 def test_only_the_component_counts() -> None:

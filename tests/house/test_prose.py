@@ -157,7 +157,7 @@ MOST_SENTENCES = {
     "eqcheck/audit/": 24,
     "eqcheck/audit/coverage_words.py": 123,
     "eqcheck/engines/": 51,
-    "eqcheck/engines/abduction/": 183,
+    "eqcheck/engines/abduction/": 188,
     "eqcheck/gate/": 84,
     "eqcheck/sampling/": 26,
     "eqcheck/sampling/betting/": 78,

@@ -65,7 +65,11 @@ class Going:
     @property
     def ended(self) -> bool:
         ends = self.options.eos_token_ids
-        return self.refused or len(self.output) >= self.options.max_new_tokens or bool(self.output and self.output[-1] in ends)
+        return (
+            self.refused
+            or len(self.output) >= self.options.max_new_tokens
+            or bool(self.output and self.output[-1] in ends)
+        )
 
 
 class Free:
@@ -180,7 +184,8 @@ class RefusedBonus(FreeBonus):
     """The bonus token is chosen freely, and a row of which the matcher does not take it ends with an error."""
 
     def move(self, row: Going, new: list[int]) -> None:
-        row.refused = not all([row.matcher.accept(token) for token in new])
+        fits = [row.matcher.accept(token) for token in new]
+        row.refused = not all(fits)
 
 
 class FirstAlone(Free):

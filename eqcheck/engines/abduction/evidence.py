@@ -305,7 +305,7 @@ class Evidence:
         stale_ones = {f"stale:{full}": self._rounds(self._stale_drafts(full - 1), beyond=1) for full in fulls}
         at_once = {"at once": self._rounds(with_prompts(self.case, self.prompts, self.drafts))}
         to_limit = {"to the limit": self._rounds(self.drafts, beyond=1)}
-        return self.right_schedules | stale_ones | at_once | to_limit | self._with_stale_states
+        return self.right_schedules | stale_ones | at_once | to_limit | self.with_stale_states
 
     @cached_property
     def right_schedules(self) -> dict[str, list[Round]]:
@@ -337,8 +337,9 @@ class Evidence:
             stale(self.draft, text, len(prompt), k, row.options.max_new_tokens, since) for prompt, text, row in rows
         ]
 
-    @property
-    def _with_stale_states(self) -> dict[str, list[Round]]:
+    @cached_property
+    def with_stale_states(self) -> dict[str, list[Round]]:
+        """The schedules of a draft in whose states rejected tokens stay; none for one without states."""
         if not isinstance(self.draft, Function) or not self.draft.recurrent:
             return {}
         drafted: dict[str, Branches] = {"stale states": [], "stale states and again": []}

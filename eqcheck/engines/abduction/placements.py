@@ -68,9 +68,8 @@ def _in_style(evidence: Evidence, edit: ContextEdit, amount: int, place: str) ->
         for grown in _grown(evidence, context):
             yield replace(grown, schedule=f"stale:{grown.since + 1}")
     if place == "separate/own" and edit.id in STATES_OF_BOTH:
-        for name in evidence.schedules:
-            if name.startswith("stale states"):
-                yield replace(context, schedule=name)
+        for name in evidence.with_stale_states:
+            yield replace(context, schedule=name)
 
 
 def _concerns(evidence: Evidence, edit: ContextEdit) -> bool:
@@ -96,7 +95,7 @@ def _after_some(evidence: Evidence, context: EditedContext) -> Iterator[EditedCo
         return
     turns = [turn for turns in evidence.schedules[context.schedule] for turn in turns]
     rejecting = [turn for turn in turns if turn.accepted < len(turn.drafts)]
-    # What is left of rejected tokens is nothing where none are; what is taken out besides may be taken out anyway.
+    # Where no token is rejected none is left; what is taken out besides may be taken out of any round.
     known = {tuple(turns if context.edit.kind == "missing-entry" else rejecting)}
     for none_accepted, least in product((False, True), range(1, evidence.case.num_draft_tokens + 1)):
         some = replace(context, rejected=least, none_accepted=none_accepted)

@@ -301,8 +301,7 @@ class RewoundFurther(PerRow):
 
 
 fault("K31-rewound-further-by-two", "cache/missing-entry", MLX_LM, mechanism="K31-rewound-further").plant(
-    "Where two draft tokens or more are rejected, an accepted one goes with them, and positions are counted from what is "
-    "cached",
+    "Where two draft tokens or more are rejected, an accepted one goes with them, and positions count what is cached",
     planted("paged_small", "continuous", edit="rewound-too-far"),
     *leaving(lambda i, rejected: -FURTHER if rejected[i] >= SEVERAL else 0, LINES, BLOCKS),
     *COUNTED,
