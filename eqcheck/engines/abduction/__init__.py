@@ -217,6 +217,8 @@ def everywhere(evidence: Evidence) -> tuple[list[Explained], int]:
     """The findings of edits that an engine makes everywhere, and how many were tried."""
     findings = of_outputs(evidence)
     contexts = _few(evidence, systematic(evidence)) if len(evidence.texts) <= BATCH else []
+    if not contexts and len(evidence.texts) <= BATCH:  # in long rows those that happen after any round, if any at all
+        contexts = _few(evidence, (one for one in systematic(evidence) if not one.rejected))
     seen = tried(evidence, contexts, evidence.first) if evidence.first is not None else []
     return [*findings, *seen], len(findings) + len(contexts)
 

@@ -387,7 +387,8 @@ class _StaleStates:
                 code ^= next((head.table[before] for before in _read_by(head, codes, seen)), 0)
             for read in memories:
                 code ^= read(codes)
-        return function.tokens_out[code ^ int(token in function.flagged)]
+        named: int = function.tokens_out[code ^ int(token in function.flagged)]
+        return named
 
 
 def _read_by(head: Head, codes: Sequence[int], seen: Sequence[int]) -> Iterator[int]:
