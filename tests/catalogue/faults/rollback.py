@@ -244,7 +244,7 @@ class TrimWithoutEffect(Restored):
         PerRow.roll_back(self, i, surplus)
 
 
-@planted("paged_small continuous", "paged", no_edit="no edit keeps rejected tokens and counts positions from them")
+@planted("paged_small continuous", "paged", edit="nothing-rolled-back")
 @fault("K21-length-not-rolled-back", "cache/stale-entry", "ml-explore/mlx-lm#1109")
 class LengthNotRolledBack:
     """A row's length in the cache is not shortened after a rejection, and positions are counted from it."""
