@@ -201,7 +201,7 @@ class ContinuousBatching:
 
     @torch.no_grad()
     def _alone(self, target: str, request: Request, number: int) -> tuple[list[int], dict[str, Any]]:
-        """What ``generate()`` makes of one row with the same switch."""
+        """Decode one row by ``generate()`` with the same switch."""
         key, row = (target, request.dtype), request.rows[number]
         if self.plain[0] != key:
             self.plain = key, AutoModelForCausalLM.from_pretrained(target, dtype=getattr(torch, request.dtype)).eval()

@@ -147,7 +147,7 @@ def part_of(audit: Audit) -> LaneResults:
 
 
 def _told(outcome: Outcome) -> Outcome:
-    """What reports tell of an outcome: the case, what was read, and how it failed."""
+    """An outcome as reports tell of it: the case, what was read, and how it failed."""
     return Outcome(
         outcome.case,
         outcome.status,

@@ -12,14 +12,14 @@ from eqcheck.audit.lane import Lane
 from eqcheck.core.result.outcome import Outcome
 
 LOOKING = 0.9  # of a time budget; then scripts are finished
-# Of the time left, for the first case of a kind, as soon as it is seen; and of all time so far that such looks took at
-# most. Drawing goes on after that: a verdict rests on cases, and a report on causes.
+# A first look at a case of a new kind takes this share of the time left, and all such looks this share of the time so
+# far, at most. Drawing goes on after that: a verdict rests on cases, and a report on causes.
 FIRST_LOOK, LOOKS = 0.25, 0.5
 # A verdict rests on cases, so half of the time that is left is for drawing until there are 1,000 of them; after that
 # it is a fourth in each round, and the rest is for looking into what fails.
 DRAWING, DRAWING_AT_MOST, VERDICT = 0.25, 0.5, 1000
-# Of a budget: until then failing cases of the first lane are looked into, before other lanes begin. They draw less:
-# a violation that has been seen is worth more confirmed than a law that may be right.
+# The first lane looks into its failing cases until this share of a budget is over, and other lanes begin after that.
+# They draw less, but a violation that has been seen is worth more confirmed than a law that may be right.
 SEEN_FIRST = 0.75
 COUNTING = 0.25  # of the time of a lane at most
 LEAST_ROUND = 0.08  # of the budget

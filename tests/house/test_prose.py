@@ -154,9 +154,9 @@ def test_docstrings_and_comments_begin_with_a_whole_thought() -> None:
 # errors and bets in the tables of samplers; gate/ has a report of its own, whose words need all of the gate.
 
 MOST_SENTENCES = {
-    "eqcheck/audit/": 24,
-    "eqcheck/audit/coverage_words.py": 123,
-    "eqcheck/engines/": 51,
+    "eqcheck/audit/": 25,
+    "eqcheck/audit/coverage_words.py": 124,
+    "eqcheck/engines/": 52,
     "eqcheck/engines/abduction/": 188,
     "eqcheck/gate/": 84,
     "eqcheck/sampling/": 26,

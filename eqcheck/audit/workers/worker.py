@@ -68,6 +68,11 @@ class Worker:
         self.note = self.version = ""
         self.warnings: list[str] = []
 
+    @property
+    def cpu_s(self) -> float:
+        """The CPU seconds of a process of its own that decodes now; those of this process are counted elsewhere."""
+        return 0.0
+
     def begin(self) -> None:
         """Have a decoder that is ready for a case; raises `Lost`."""
 
