@@ -22,7 +22,7 @@ say_index = @$(if $(UV),:,echo '$(WITHOUT_UV)')
 # eqcheck's own modules are compiled once, when they are first imported; without this, in every process.
 unexport PYTHONDONTWRITEBYTECODE
 
-ENGINES := openvino_genai vllm mlx_vlm mlx_lm llama_cpp onnxruntime_genai
+ENGINES := openvino_genai vllm mlx_vlm mlx_lm llama_cpp onnxruntime_genai mistralrs
 
 .PHONY: audit showcase test test-all test-long test-oldest test-older test-newest golden golden-write figures house gate-test lint docs bench speed comparison architectures engines engines-test cluster-test newcomer dist release clean
 

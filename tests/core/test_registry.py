@@ -19,6 +19,8 @@ ENGINES = [
     "llama_cpp",
     "llama_cpp_bfloat16",
     "llama_cpp_float16",
+    "mistralrs",
+    "mistralrs_bfloat16",
     "mlx_lm",
     "mlx_lm_bfloat16",
     "mlx_vlm",

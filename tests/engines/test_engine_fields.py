@@ -38,6 +38,11 @@ names = {"xllamacpp.CommonParams": members(params), "xllamacpp.CommonParams.samp
 names["xllamacpp.CommonParams.speculative"] = members(params.speculative)
 names["xllamacpp.CommonParams.speculative.draft"] = members(params.speculative.draft)
 """,
+    "mistralrs": """
+from inspect import signature
+import mistralrs as engine
+names = {f"mistralrs.{one.__name__}": [*signature(one).parameters] for one in (engine.ChatCompletionRequest, engine.Runner)}
+""",
 }
 """By environment, the names of what a user can set, as the installed version has them."""
 
