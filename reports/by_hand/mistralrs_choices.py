@@ -1,4 +1,4 @@
-"""mistral.rs 0.9.5, Python: a stream of several choices ends with the first that ends, and the others are cut off.
+"""mistral.rs 0.9.5, Python: a stream of several choices ends before all of them have, and those lose tokens.
 
 eqcheck checkpoint write mistral target && python <this file> target
 """
