@@ -1,6 +1,7 @@
 """mistral.rs 0.9.5 on a CPU: the second turn of a dialogue is answered otherwise with the cache of the first one.
 
-eqcheck checkpoint write mistral target && python <this file> target 40     # or `hybrid` with 2, as of 40
+eqcheck checkpoint write mistral target && python <this file> target 40     # or `hybrid` with 2
+eqcheck checkpoint write mistral target && python <this file> target 18 0.7      # a repetition penalty, no full window
 """
 
 import json
@@ -29,7 +30,8 @@ def answers(**settings):
     options = {"model": "default", "max_tokens": 8, "temperature": 0.0, "ignore_eos": True}
     prompt = "".join(tokens[: int(sys.argv[2])])
     first = runner.send_completion_request(CompletionRequest(prompt, **options)).choices[0].text
-    second = CompletionRequest(prompt + first + "".join(tokens[190:195]), **options)
+    options["repetition_penalty"] = float((*sys.argv, "1")[3])
+    second = CompletionRequest(prompt + first + "".join(tokens[190:194]), **options)
     return first, runner.send_completion_request(second).choices[0].text
 
 

@@ -22,6 +22,7 @@ SHOWN = [
     ("hybrid", "batch", ("33", "32"), "shape mismatch in mul"),
     ("mistral", "prefix", ("40",), "by default:"),
     ("hybrid", "prefix", ("2",), "by default:"),
+    ("mistral", "prefix", ("18", "0.7"), "by default:"),
     ("mistral", "choices", (), "usage: 6 completion tokens"),
 ]
 
