@@ -40,8 +40,8 @@ names["xllamacpp.CommonParams.speculative.draft"] = members(params.speculative.d
 """,
     "mistralrs": """
 from inspect import signature
-import mistralrs as engine
-names = {f"mistralrs.{one.__name__}": [*signature(one).parameters] for one in (engine.ChatCompletionRequest, engine.Runner)}
+from mistralrs import ChatCompletionRequest, Runner
+names = {f"mistralrs.{one.__name__}": [*signature(one).parameters] for one in (ChatCompletionRequest, Runner)}
 """,
 }
 """By environment, the names of what a user can set, as the installed version has them."""
