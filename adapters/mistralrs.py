@@ -133,8 +133,9 @@ def decode(engine: Any, request: Request, observed: dict[str, Any] | None = None
             late += ahead > 0
             running[number] = engine.send_chat_completion_request(asked(request.prompts[number], request.rows[number]))
         for number, stream in [*running.items()]:
-            chunk = next(stream, None)
-            if chunk is None or len(told[number]) == request.rows[number].cancel_after:
+            heard = sum((choice.delta.content or "").count("]") for each in told[number] for choice in each.choices)
+            chunk = None if heard >= (request.rows[number].cancel_after or heard + 1) else next(stream, None)
+            if chunk is None:
                 del running[number]  # the engine cancels a row that nobody reads
             else:
                 told[number].append(chunk)
