@@ -154,7 +154,7 @@ def decode(engine: Any, request: Request, observed: dict[str, Any] | None = None
                 "finish_reason": reason if reason in ("stop", "length") else None,
                 "stop": ended if ended in row.stop_sequences and ended[0] not in row.eos_token_ids else None,
                 "usage": usage and {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens},
-                # Those of what is left out are not told, nor of a text that was held back and came with others.
+                # Log-probabilities of what is left out are not told, nor of a text that was held back.
                 "logprobs": scores if row.logprobs and len(scores) == len(outputs[-1]) else None,
             }
         )

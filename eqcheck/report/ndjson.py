@@ -5,6 +5,8 @@ Every object has ``event`` and ``decoder``. The first of a decoder, ``started``,
 | event | has |
 |---|---|
 | ``started`` | ``format``, ``lane``, ``total`` cases (null: time decides) |
+| ``loading`` | ``checkpoint``: this takes long |
+| ``loaded`` | ``seconds`` that an engine took to start, or to load a checkpoint; the budget does not count them |
 | ``case-done`` | ``done``, ``total``, ``failing``, ``stored``; ``status``, ``fingerprint`` and ``case`` |
 | ``violation-seen`` | ``number``, ``fingerprint``, ``case``: not confirmed yet |
 | ``settling`` | ``fingerprint`` (null: the last), ``done`` and ``total`` failing cases |
@@ -19,7 +21,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final, TextIO
 
-from eqcheck.audit.events import CaseDone, Event, Finished, Loading, Settled, Settling, Started, ViolationSeen
+from eqcheck.audit.events import CaseDone, Event, Finished, Loaded, Loading, Settled, Settling, Started, ViolationSeen
 from eqcheck.contract.errors import cleaned
 
 FORMAT: Final = "eqcheck-events/1"
@@ -53,6 +55,8 @@ def told(event: Event) -> dict[str, Any] | None:
             name, more = "started", {"format": FORMAT, "lane": lane, "total": total}
         case Loading(checkpoint=checkpoint):
             name, more = "loading", {"checkpoint": checkpoint}
+        case Loaded(seconds=seconds):
+            name, more = "loaded", {"seconds": round(seconds, 1)}
         case CaseDone(done=done, total=total, failing=failing, stored=stored, outcome=outcome):
             name, more = "case-done", {"done": done, "total": total, "failing": failing, "stored": stored}
             if outcome is not None:

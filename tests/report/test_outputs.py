@@ -19,6 +19,7 @@ from eqcheck.audit.events import (
     Event,
     Finished,
     Listener,
+    Loaded,
     Loading,
     Settled,
     Settling,
@@ -150,6 +151,7 @@ def events() -> list[Event]:
     return [
         Started(HOSTILE, "transparent", None),
         Loading("eqspec", HOSTILE),
+        Loaded("eqspec", 203.04),
         CaseDone("eqspec", 1, 2, 1, outcome=outcome),
         ViolationSeen("eqspec", outcome, 1),
         Settling("eqspec", "mask/window"),
@@ -164,11 +166,12 @@ def test_every_event_is_a_line_of_json() -> None:
     for event in events():
         log(event)
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    names = ["started", "loading", "case-done", "violation-seen", "settling", "settled", "finished"]
+    names = ["started", "loading", "loaded", "case-done", "violation-seen", "settling", "settled", "finished"]
     assert [line["event"] for line in lines] == names
     assert lines[0]["format"] == "eqcheck-events/1"
-    assert Case.from_dict(lines[3]["case"]) == Case.from_dict(lines[5]["case"]) == Case(prompts=((3, 1),))
-    assert lines[6]["violations"] == {"mask/window": 1}
+    assert Case.from_dict(lines[4]["case"]) == Case.from_dict(lines[6]["case"]) == Case(prompts=((3, 1),))
+    assert lines[2]["seconds"] == 203.0
+    assert lines[7]["violations"] == {"mask/window": 1}
     assert "\x1b" not in stream.getvalue()
 
 
