@@ -100,7 +100,7 @@ def audits(decoder: Decoder, options: Options, listen: events.Listener = lambda 
     listen(events.Started(decoder.name, *drawn, options.budget))
     results = [first.result]
     first.seek()
-    if others and options.budget:
+    if others and options.budget and not _failed_fast(first.result):
         first.seek_more(ends() - (1 - SEEN_FIRST) * options.budget)
     skipped = False
     for other in others:

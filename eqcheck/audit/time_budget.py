@@ -146,7 +146,7 @@ class WorkClock:
 
     def __init__(self, engine: Callable[[], float]) -> None:
         self._engine, self._counted = engine, 0.0
-        self._seen = time.monotonic(), time.process_time(), engine()
+        self._seen = time.monotonic(), time.process_time(), 0.0
 
     def __call__(self) -> float:
         now = time.monotonic(), time.process_time(), self._engine()

@@ -25,7 +25,8 @@ class Bounds:
 
 
 WIDE = Bounds()
-SERVED = Bounds(rows=128, prompt=2047, new_tokens=48, draft_tokens=32)  # of cases for engines that load a checkpoint
+# Cases for engines that load a checkpoint: it has 2,048 positions, of which one is for a new token.
+SERVED = Bounds(rows=128, prompt=2047, new_tokens=48, draft_tokens=32)
 BLOCKS = (8, 16, 32, 64)  # how many tokens usual blocks of a KV cache hold
 SIZES = (4, *BLOCKS, 128)  # of blocks, pages, chunks, windows and buckets of a batch's lengths
 

@@ -256,7 +256,7 @@ def _long(rng: random.Random, case: EngineCase, bounds: Bounds, capabilities: Se
     return _asked(rng, prompts, (6, 16), bounds.new_tokens)
 
 
-def _at_the_end(rng: random.Random, case: EngineCase, bounds: Bounds, capabilities: Sequence[str]) -> list[EngineRow]:
+def _to_the_end(rng: random.Random, case: EngineCase, bounds: Bounds, capabilities: Sequence[str]) -> list[EngineRow]:
     """A row that ends where the model's positions do, or within a round before; a short one beside it.
 
     There is no room for a whole round: drafts have to become fewer, and a draft model may run out first.
@@ -337,7 +337,7 @@ def _ends(rng: random.Random, case: EngineCase, bounds: Bounds, capabilities: Se
 
 
 _LONG = Reach((), lambda bounds: bounds.prompt > LONG, _unbounded, _long)
-_END = Reach((), lambda bounds: bounds.prompt >= POSITIONS - 1, _unbounded, _at_the_end)
+_END = Reach((), lambda bounds: bounds.prompt >= POSITIONS - 1, _unbounded, _to_the_end)
 _DEEP = Reach((), lambda bounds: bounds.draft_tokens > DEEP, _of_deep, _deep)
 _MANY = Reach(("many-rows",), lambda bounds: bounds.rows > MANY, _unbounded, _many)
 _PREEMPTED = Reach(("kv-blocks",), lambda bounds: bounds.rows >= 8, _of_preempted, _preempted)
@@ -414,6 +414,7 @@ _LONGEST_SHARED = 3 * KV_BLOCK
 _SHARED = 0.3  # of the cases share beginnings where prefix caching is the engine's own default
 _GOING_ON = 0.3  # of the cases with cached prefixes have a row that goes on from another one
 _EXACT = 0.25  # of the cases have a prompt that is as long as something in the engine
+_EDGES = 0.25  # of the cases have a size between buckets, or a round's tokens behind a cached beginning
 # Lengths that one case in so many meets are met by luck in a short audit, so they are drawn in turn: each length of a
 # prompt modulo the longest block, page or chunk that is usual, once in so many cases. The stride has no common factor
 # with it, so neighbours in length are far apart, and a short audit sees some of all sizes.
@@ -570,7 +571,7 @@ class EngineCases:
         # The order of the draws is part of a seed: one more in between, and every seed has other cases.
         size, longest = self._size(rng, settings, turns)
         edges = random.Random(f"eqcheck {self.seed} edges {number}") if self.latest else None
-        if edges and edges.random() < _EXACT and size > 1:
+        if edges and edges.random() < _EDGES and size > 1:
             size = edges.choice([count for count in _BETWEEN if count < 32 or size >= 32])
         # An engine that can cache prefixes may do so by default.
         caches = settings.prefix_caching or ("prefix-caching" in self.capabilities and rng.random() < _SHARED)
@@ -674,23 +675,27 @@ class EngineCases:
 def _at_edges(
     rng: random.Random, number: int, prompts: list[tuple[int, ...]], settings: EngineCase, beginning: tuple[int, ...]
 ) -> list[tuple[int, ...]]:
-    """The prompts, one of them as long as it is this case's turn.
+    """The prompts, one of them as long as it is this case's turn; it repeats, or begins like others, where they do.
 
     Where beginnings are cached, others go on behind a whole number of blocks by a round's tokens: 1, K, or K + 1. A
     prefill of just so many tokens looks like a verification.
     """
     k, changed = settings.num_draft_tokens, list(prompts)
     length, place = 1 + number * _STRIDE % _SWEEP, number % len(prompts)
-    if settings.drafting != "ngram" and not beginning:  # else a prompt repeats, or begins like others
-        changed[place] = tuple(rng.randrange(VOCAB_SIZE) for _ in range(length))
-    if beginning and len(prompts) > 1 and rng.random() < _EXACT:
+    turn = _tokens(rng, length)
+    if settings.drafting == "ngram":
+        turn = (turn[: length // 2 + 1] * 2)[:length]
+    elif beginning and rng.random() < 0.5:
+        turn = (*beginning, *turn)[:length]
+    changed[place] = turn
+    others = [at for at in range(len(prompts)) if at != place]
+    if beginning and others and rng.random() < _EDGES:
+        whole, *behind = others
         block = rng.choice(_BOUNDARIES)
-        for place, behind in zip(
-            rng.sample(range(1, len(prompts)), min(3, len(prompts) - 1)), (1, k, k + 1), strict=False
-        ):
+        changed[whole] = (*beginning, *_tokens(rng, 1))
+        for at, size in zip(rng.sample(behind, min(3, len(behind))), (1, k, k + 1), strict=False):
             end = block * rng.randint(1, _LONGEST_SHARED // block)
-            changed[place] = (*beginning[:end], *(rng.randrange(VOCAB_SIZE) for _ in range(behind)))
-        changed[0] = (*beginning, rng.randrange(VOCAB_SIZE))
+            changed[at] = (*beginning[:end], *_tokens(rng, size))
     return changed
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +19,7 @@ from eqcheck.core.result.outcome import HANG, UNTRIED, Outcome
 from eqcheck.core.shrinking.items import kept, spans
 from eqcheck.core.shrinking.numbers import below, put
 from eqcheck.core.shrinking.options import PLAIN, plain, plainer
-from eqcheck.core.shrinking.reducer import Budget, Enough, Shrinking
+from eqcheck.core.shrinking.reducer import Budget, Enough, Shrinking, now
 from eqcheck.core.shrinking.tokens import duller, halved
 from eqcheck.engines.abduction import Abduced
 from eqcheck.engines.checkpoints.row_judge import truth
@@ -59,7 +58,7 @@ def minimise(
     fails: Callable[[EngineCase], bool],
     seconds: float,
     capabilities: Collection[str] = CAPABILITIES,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = now,
 ) -> EngineCase:
     """The smallest case found that ``fails``, in so many seconds, and that a decoder of these capabilities takes."""
 
@@ -191,7 +190,7 @@ class Failure:
     patience: int = 1
     minimised: bool = True
     larger: Abduced | None = None
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = now
 
     @cached_property
     def scored(self) -> bool:
@@ -275,7 +274,7 @@ class Investigation:
         decode: Callable[[EngineCase], Outcome],
         repeats: Callable[[Outcome], bool],
         step: Callable[[str, str], None] = lambda step, symptom: None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = now,
     ) -> None:
         self.decoder, self.decode, self.repeats, self.step, self.clock = decoder, decode, repeats, step, clock
         self.patience = 1  # times as long as usual
@@ -335,11 +334,11 @@ class Investigation:
         if outcome.symptom == HANG:  # every try would take the whole time limit
             return outcome, [], False
         began, half = self.clock(), left() / 2
-        seconds, until = self.patience * MINIMISE_S, time.monotonic() + half
+        seconds, until = self.patience * MINIMISE_S, now() + half
         smaller = [outcome]
 
         def fails(case: EngineCase) -> bool:
-            if time.monotonic() > until:
+            if now() > until:
                 raise Enough
             if unmet(case, self.decoder.requires):
                 return False
@@ -349,7 +348,7 @@ class Investigation:
             return tried.symptom == outcome.symptom
 
         minimise(outcome.case, fails, seconds, self.decoder.capabilities, self.clock)
-        ended = self.clock() - began < seconds and time.monotonic() < until
+        ended = self.clock() - began < seconds and now() < until
         if len(smaller) == 1 or self.repeats(smaller[-1]):
             return smaller[-1], smaller[:-1], ended
         known, beyond = 0, len(smaller) - 1  # what was decoded before them made the last ones fail

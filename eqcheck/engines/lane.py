@@ -118,7 +118,7 @@ class EngineLane(Lane):
         self.in_vain = Counter[str]()  # cases like a small one without a cause that have none either, by its finding
 
     def _cpu_s(self) -> float:
-        return sum(one.cpu_s for one in self.running.workers) if hasattr(self, "running") else 0.0
+        return sum(one.cpu_s for one in self.running.workers)
 
     def _step(self, step: str, symptom: str) -> None:
         self.on_step(step, symptom)  # which the campaign sets later

@@ -32,6 +32,13 @@ def test_prompts_have_each_length_modulo_usual_blocks(modulo: int) -> None:
     assert lengths(cases(40), 128) > lengths(cases(40, latest=False), 128)
 
 
+@pytest.mark.parametrize("takes", [(), ("ngram",), ("prefix-caching",), CAPABILITIES], ids=len)
+def test_a_turn_is_not_lost_to_cached_beginnings_or_n_grams(takes: tuple[str, ...]) -> None:
+    """Nearly every case has a prompt of the length whose turn it is; those that reach far, or go on, have others."""
+    met = [1 + number * 45 % 128 in map(len, case.prompts) for number, case in enumerate(cases(140, *takes))]
+    assert sum(met) >= 130
+
+
 @pytest.mark.rest
 def test_rounds_tokens_stand_behind_a_cached_beginning() -> None:
     """A prompt goes on behind whole blocks that another one has by 1, K, or K + 1 tokens."""

@@ -183,7 +183,7 @@ def test_completions_that_cannot_be_meant(told: dict[str, object], said: str) ->
 
 
 def test_tokens_before_an_error_are_judged() -> None:
-    """What the engine refused to go on with is told beside the fault, or with tokens that are right, as the fault."""
+    """An error of the engine is told beside the fault; where all tokens are right, it is the fault."""
     case, judge = case_with(), Judge("float32")
     wrong = [*NEW[:2], NEW[2] ^ 1]
     for tokens, first, symptom, said in (

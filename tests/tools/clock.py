@@ -62,7 +62,6 @@ CHECKPOINT = (
     "audit.loop",
     "audit.time_budget",
     "audit.lane",
-    *(f"engines.{name}" for name in ("investigate",)),
     *(f"sampling.{name}" for name in ("engine_target", "judge", "lane")),
     "core.shrinking.reducer",
 )

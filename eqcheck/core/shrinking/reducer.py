@@ -20,6 +20,11 @@ C = TypeVar("C", bound=Hashable)
 Shown = TypeVar("Shown")
 
 
+def now() -> float:
+    """Return the seconds of the monotonic clock, read from the module at each call."""
+    return time.monotonic()
+
+
 class Enough(Exception):
     """The tries or the time are used up."""
 
@@ -33,10 +38,10 @@ class Budget:
 
     tries: float = float("inf")
     until: float = float("inf")
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = now
 
     @classmethod
-    def of(cls, seconds: float, tries: float = float("inf"), clock: Callable[[], float] = time.monotonic) -> Budget:
+    def of(cls, seconds: float, tries: float = float("inf"), clock: Callable[[], float] = now) -> Budget:
         """Return a budget that begins now."""
         return cls(tries, clock() + seconds, clock)
 

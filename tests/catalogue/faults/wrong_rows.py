@@ -262,7 +262,8 @@ class TablesInAnotherOrder(Pooled):
         return [slot for i in reversed(self.active) for slot in self.tables[i]]
 
 
-@planted("", "pooled", no_edit="no edit reads a row's entries in another order")
+# Of one row the last slot read is that of a rejected draft, and named as such.
+@planted("", "pooled", rows=2, no_edit="no edit reads a row's entries in another order")
 @fault("K26-read-one-slot-on", "cache/misaligned", "vllm-project/vllm#47199")
 class ReadOneSlotOn(Pooled):
     """Every slot of a table is read one too far."""
