@@ -124,7 +124,8 @@ class Dictated:
         for index, new in enumerate(sampled):
             row = int(batch.req_ids[index].partition("-")[0])
             count = int(lengths[index] - batch.num_prompt_tokens[index])
-            drafts.append(list(self.drafts[row][count : count + self.k]) if new else [])
+            own = list(self.drafts[row][count : count + self.k]) if new else []
+            drafts.append(own[: own.index(-1)] if -1 in own else own)
             self.proposed.setdefault(row, {})[count] = drafts[-1]
         return drafts
 
@@ -536,6 +537,7 @@ _CLAIMS: dict[str, Any] = {
         "kv-blocks",
         "ngram",
         "dictated-drafts",
+        "silent-rounds",
         "temperature",
         "top-k",
         "top-p",

@@ -165,6 +165,8 @@ CHECKPOINT = About(
         "ragged_round": "rows were seen to go on by different counts in one dictated round",
         "all_rejected": "a dictated round was seen in which all drafts were rejected",
         "all_accepted": "a dictated round was seen in which all K drafts were accepted",
+        "silent_round": "a round without drafts was seen among dictated ones",
+        "silent_for_all": "all rows had no drafts in the same round",
         "eos_inside_block": "an EOS among accepted drafts, with more drafts behind it",
         "eos_rejected": "an EOS as the first rejected draft",
         "limit_inside_block": "a row's limit among accepted drafts",

@@ -58,6 +58,7 @@ CAPABILITIES = {
     "ngram": "draft tokens are looked up in the row itself (prompt lookup); a round may have none",
     "dictated-drafts": "the request can name the draft tokens",
     "only-dictated-drafts": "the request always names the draft tokens",
+    "silent-rounds": "a round may have no dictated drafts: those of a row end before a -1",
     "no-drafts": "the engine never drafts",
     "temperature": "each row has its own temperature; 0 is greedy",
     "top-k": "sampled rows have top_k",
@@ -100,7 +101,8 @@ class Request:
     Fields for engines that load a checkpoint (``checkpoints=True``; target and draft are then two folders): ``rows``,
     ``dtype``, ``drafting`` (one of `DRAFTING`; ``none``: no drafts), ``token_budget``, ``kv_blocks`` (of 32 tokens),
     ``prefix_caching`` and ``switch`` (one of `Hooks.switches`). None means the engine's default. If drafting is
-    ``dictated``, row ``i`` with ``n`` new tokens gets the draft tokens ``drafts[i][n : n + K]``.
+    ``dictated``, row ``i`` with ``n`` new tokens gets the draft tokens ``drafts[i][n : n + K]``; where one of them is
+    -1, only those before it, which may be none. Only a decoder with the capability ``silent-rounds`` gets such ones.
 
         >>> request = Request([[5, 7], [9]], max_new_tokens=6, num_draft_tokens=3, eos_token_ids=(0,), pad_token_id=0,
         ...                   padding_side="left")

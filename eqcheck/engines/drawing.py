@@ -18,7 +18,7 @@ from eqcheck.contract.decoders import CAPABILITIES, RowOptions
 from eqcheck.contract.options import SCORING, cancelled
 from eqcheck.contract.profiles import SERVED, WIDE, Bounds
 from eqcheck.contract.requirements import prompts_meeting
-from eqcheck.core.case.engine import PAD, POSITIONS, VOCAB_SIZE, EngineCase, EngineRow, at_the_end
+from eqcheck.core.case.engine import PAD, POSITIONS, SILENT, VOCAB_SIZE, EngineCase, EngineRow, at_the_end
 from eqcheck.engines import option_effects
 from eqcheck.engines.checkpoints.continuations import Truth, row_with
 from eqcheck.engines.checkpoints.folders import checkpoint
@@ -419,6 +419,7 @@ _EDGES = 0.25  # of the cases have a size between buckets, or a round's tokens b
 # prompt modulo the longest block, page or chunk that is usual, once in so many cases. The stride has no common factor
 # with it, so neighbours in length are far apart, and a short audit sees some of all sizes.
 _SWEEP, _STRIDE = 128, 45
+_SILENT = 0.4  # of the cases with dictated drafts have rounds without any
 _ALL_REJECTED, _ENDING_TOGETHER = 0.1, 0.1  # of the cases: no round accepts anything; all rows end in two steps
 _BETWEEN = (7, 9, 11, 17, 33, 47, 65, 100)  # rows; engines pad batches to powers of two and multiples of eight
 
@@ -599,6 +600,9 @@ class EngineCases:
         case = self._dictated(rng, replace(settings, rows=tuple(rows)), limit).meeting(self.requires)
         if edges and edges.random() < _ALL_REJECTED:  # where nothing is named nothing is accepted
             case = replace(case, rows=tuple(replace(row, accepts=()) for row in case.rows))
+        quiet = random.Random(f"eqcheck {self.seed} silent {number}")
+        if edges and case.drafting == "dictated" and self._has(quiet, "silent-rounds", _SILENT, turns):
+            return _with_silence(quiet, case)
         return case
 
     def _in_time(
@@ -712,6 +716,25 @@ def _switched(case: EngineCase, switch: str) -> EngineCase:
         for row in case.rows[:MANY_SWITCHED]
     )
     return EngineCase(rows, case.num_draft_tokens, drafting, checkpoint=case.checkpoint, switch=switch)
+
+
+def _with_silence(rng: random.Random, case: EngineCase) -> EngineCase:
+    """The case with rounds in which nobody drafts, or one row does not, or only one does.
+
+    A step without drafts takes another way through an engine than a verification, and so does a row without any in a
+    batch of others.
+    """
+    rounds = max(2, *(len(row.accepts) for row in case.rows))
+    silent = set(rng.sample(range(rounds), rng.randint(1, (rounds + 1) // 2)))
+    one = rng.randrange(len(case.rows))
+    who = rng.choice((lambda row: True, lambda row: True, lambda row: row == one, lambda row: row != one))
+
+    def quieted(accepts: tuple[int, ...]) -> tuple[int, ...]:
+        named = [*accepts, *[0] * (rounds - len(accepts))]
+        return tuple(SILENT if number in silent else count for number, count in enumerate(named))
+
+    rows = enumerate(case.rows)
+    return replace(case, rows=tuple(replace(row, accepts=quieted(row.accepts)) if who(n) else row for n, row in rows))
 
 
 def _accepts(rng: random.Random, k: int, limit: int) -> tuple[int, ...]:

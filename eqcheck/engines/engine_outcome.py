@@ -171,6 +171,29 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
     )
 
 
+def part_of(whole: EngineOutcome, case: EngineCase, start: int, answer: Mapping[str, Any]) -> EngineOutcome:
+    """The outcome of a case whose rows were decoded with others, and are right: they begin at ``start`` in the whole.
+
+    ``answer`` is what the engine returned for them. What it told of the whole batch is left out.
+    """
+    answered = returned(case, answer)
+    rows = tuple(
+        replace(seen, row=number, ties=tuple(replace(tie, row=number) for tie in seen.ties))
+        for number, seen in enumerate(whole.rows[start : start + len(case.rows)])
+    )
+    return EngineOutcome(
+        case,
+        "tie" if any(row.ties for row in rows) else "equivalent",
+        exact_match=1.0,
+        prefix_match=1.0,
+        coverage=frozenset(exercised(case, answered.outputs, {}) | answered.coverage),
+        outputs=answered.outputs,
+        history=whole.history,
+        rows=rows,
+        noise=whole.noise,
+    )
+
+
 def _switched(case: EngineCase, answered: Returned) -> Outcome:
     """The outcome of a case with a switch: its rows are held against the engine's own without drafts."""
     explanation = otherwise(case, answered.completions or (None,) * len(case.rows), answered.outputs)

@@ -10,7 +10,7 @@ from itertools import takewhile
 from eqcheck.contract.decoders import CAPABILITIES, Decoder
 from eqcheck.contract.options import SCORING, stuck
 from eqcheck.contract.requirements import unmet
-from eqcheck.core.case.engine import EngineCase
+from eqcheck.core.case.engine import SILENT, EngineCase
 from eqcheck.core.case.sampling import SampledEngineCase
 from eqcheck.core.explanation.records import Explanation
 from eqcheck.core.explanation.statements import NOTHING
@@ -83,6 +83,7 @@ def needs(case: EngineCase) -> tuple[str, ...]:
     names += [name for name in _ENGINE if getattr(case, name) is not None]
     names += [switched(case)] if case.switch else []
     names += [name for name in _ROW if any(getattr(options, name) != PLAIN[name] for options in case.options)]
+    names += ["silent-rounds"] if any(SILENT in row.accepts for row in case.rows) else []
     names += ["many-rows"] if len(case.rows) >= MANY else []
     return tuple({"seed": "seeds"}.get(name, name.replace("_", "-")) for name in names)
 
@@ -98,6 +99,9 @@ def without(case: EngineCase, names: tuple[str, ...]) -> EngineCase:
         field = {"seeds": "seed"}.get(name, name.replace("-", "_"))
         if name == "many-rows":
             case = case.of(range(min(len(case.rows), MANY - 1)))
+        elif name == "silent-rounds":
+            rows = (replace(row, accepts=tuple(max(0, count) for count in row.accepts)) for row in case.rows)
+            case = replace(case, rows=tuple(rows))
         elif name in _DRAFTING:
             case = replace(case, drafting="model", rows=tuple(replace(row, accepts=()) for row in case.rows))
         elif field in _ENGINE:

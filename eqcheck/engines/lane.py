@@ -46,6 +46,7 @@ from eqcheck.engines.investigate import (
     switched,
     without,
 )
+from eqcheck.engines.packs import Packed
 from eqcheck.engines.script import checked_script, scripted, shared, unscripted
 
 _AGAIN_S = 60.0  # for the cause of a case that is replayed; an audit takes up to 20 s for each way to look for it
@@ -90,7 +91,8 @@ def engine(lane: Lane, python: str, judge: Judged | None = None) -> Iterator[Wor
         process.on_loading, process.on_loaded = lane.on_loading, lane.on_loaded
         process.open()
         lane.result.version = process.version
-        yield Workers([process], batch=1, ahead=True)
+        packed = isinstance(lane, EngineLane) and not (lane.fixed or lane.called)
+        yield Packed(process, lane.decoder) if packed else Workers([process], batch=1, ahead=True)
 
 
 class EngineLane(Lane):

@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from option_right import decoded
+from thread_faults import BUILDS
 
 from eqcheck.audit.coverage_words import CHECKPOINT
 from eqcheck.contract import registry
 from eqcheck.contract.decoders import RowOptions, decoder
 from eqcheck.contract.errors import CaseError
-from eqcheck.core.case.engine import EngineCase, EngineRow
+from eqcheck.contract.profiles import WIDE
+from eqcheck.core.case.engine import SILENT, EngineCase, EngineRow
 from eqcheck.core.explanation.records import Explanation
 from eqcheck.core.result.findings import Audit, Finding, Options
 from eqcheck.engines import drawing
@@ -178,7 +181,10 @@ def test_drafts_are_the_targets_tokens_but_where_a_round_ends() -> None:
             right, count = truth(case.checkpoint).row(endless), row.options.max_new_tokens
             assert len(drafts) == count + k
             wrong = [draft != token for draft, token in zip(drafts, right, strict=False)]
-            assert wrong == dictation.wrong_at(row, k, count)[: len(right)]
+            assert (
+                wrong
+                == [drafted is dictation.Drafted.WRONG for drafted in dictation.planned(row, k, count)][: len(right)]
+            )
     assert dictation.drafts(replace(case, drafting="model")) == ()
 
 
@@ -232,7 +238,7 @@ def test_a_case_with_dictated_drafts_is_stored_and_bad_ones_are_refused() -> Non
     for case in _cases(3):
         assert EngineCase.from_dict(case.to_dict()) == case
     with pytest.raises(CaseError, match="accepts"):
-        EngineRow((1,), RowOptions(3), (-1,))
+        EngineRow((1,), RowOptions(3), (-2,))
     data = EngineCase((EngineRow((1,), RowOptions(3)),)).to_dict()
     data["rows"][0]["accepts"] = "3"
     with pytest.raises(CaseError, match=r"rows\[0\].accepts"):
@@ -291,3 +297,70 @@ def test_rows_without_options_are_those_with_options_that_change_nothing() -> No
     plain, idle = EngineRow((1, 2, 3), RowOptions(8)), EngineRow((1, 2, 3), RowOptions(8, logit_bias=((250, 0.0),)))
     assert alone.row(plain) == alone.row(idle)
     assert alone.best_two([plain], 8) == alone.best_two([idle], 8)
+
+
+TAKES = ("row-limits", "dictated-drafts", "only-dictated-drafts", "silent-rounds")
+
+
+def _silent(count: int, *takes: str) -> list[EngineCase]:
+    return list(islice(EngineCases(3, takes or TAKES, bounds=WIDE, latest=True).cases(), count))
+
+
+def test_rounds_without_drafts_are_drawn_where_they_are_declared() -> None:
+    """Of all rows, of one row, or of all but one; a frozen profile draws what it always drew."""
+    drawn = [case for case in _silent(160) if any(SILENT in row.accepts for row in case.rows)]
+    assert 30 < len(drawn) < 110
+    quiet = [sum(SILENT in row.accepts for row in case.rows) for case in drawn if len(case.rows) > 2]
+    rows = [len(case.rows) for case in drawn if len(case.rows) > 2]
+    assert any(count == size for count, size in zip(quiet, rows, strict=True))
+    assert any(count == 1 for count in quiet)
+    assert any(count == size - 1 for count, size in zip(quiet, rows, strict=True))
+    assert not any(SILENT in row.accepts for case in _silent(60, *TAKES[:3]) for row in case.rows)
+    frozen = islice(EngineCases(3, TAKES, bounds=WIDE).cases(), 60)
+    assert not any(SILENT in row.accepts for case in frozen for row in case.rows)
+    assert all(EngineCase.from_dict(case.to_dict()) == case for case in drawn)
+
+
+def test_a_round_without_drafts_is_one_token_and_counted_as_silent() -> None:
+    row = EngineRow((1, 2, 3), RowOptions(7), (2, SILENT, 1))
+    case = EngineCase((row, row), 2, drafting="dictated")
+    output = truth().row(row)
+    drafts, _ = dictation.drafts(case)
+    assert dictation.proposal(drafts, 4, 2) == []
+    assert [(one.start, one.accepted, one.end) for one in dictation.asked(case, 0, output)] == [
+        *[(1, 2, 4), (4, 0, 5), (5, 1, 7)],
+    ]
+    played = [[1, list(drafts[1:3]), 4], [4, [], 5], [5, list(drafts[5:7]), 7]]
+    for told in (played, [played[0], played[2]]):  # an engine may call it no round
+        counts, coverage = dictation.played(case, [output] * 2, [told] * 2)
+        assert counts[dictation.OTHERS] == counts[dictation.FEWER] == 0
+        assert coverage >= {"dictated_played", "silent_for_all", "all_accepted"}
+    assert "silent_round" in coverage
+    loud = [played[0], [4, [int(output[4])], 5], played[2]]
+    counts, _ = dictation.played(case, [output] * 2, [loud] * 2)
+    assert counts[dictation.OTHERS] == 2
+
+
+class Silent(BUILDS["Slots"]):  # type: ignore[misc,name-defined]
+    """In a step in which no row of the batch drafts, a row sees no token of the round before."""
+
+    def context(self, row: Any) -> list[int]:
+        text: list[int] = super().context(row)
+        behind = row.blocks and len(row.blocks[-1].tokens) > 2 and not any(one.drafts for one in self.live)
+        return [*text[:-2], text[-1]] if behind else text
+
+
+def test_what_fails_in_silent_rounds_alone_is_found_and_needs_them() -> None:
+    """As in vllm#56531: a step without drafts reads the state of another column."""
+    torch.set_num_threads(1)
+    judge = Judge("float64")
+    for engine, found in ((BUILDS["Slots"](), False), (Silent(), True)):
+        engine.size = 16
+        outcomes = [decoded(engine, judge, case) for case in _silent(60)]
+        assert any(outcome.failed for outcome in outcomes) == found
+        assert not any(decoded(engine, judge, case).failed for case in _silent(60, *TAKES[:3]))
+    failing = next(outcome.case for outcome in outcomes if outcome.failed)
+    small = minimise(failing, lambda case: decoded(engine, judge, case).failed, 20.0, TAKES)
+    assert "silent-rounds" in needs(small)
+    assert not decoded(engine, judge, without(small, ("silent-rounds",))).failed
+    assert sum(row.accepts.count(SILENT) for row in small.rows) <= len(small.rows)

@@ -26,6 +26,7 @@ from eqcheck.contract.decoders import CAPABILITIES, Request, RowOptions
 from eqcheck.core.case.engine import EngineCase, EngineRow
 from eqcheck.engines.checkpoints import dictation
 from eqcheck.engines.checkpoints.continuations import FunctionTruth
+from eqcheck.engines.checkpoints.dictation import proposal
 from eqcheck.engines.checkpoints.folders import checkpoint
 from eqcheck.engines.checkpoints.row_judge import Judge, truth
 from eqcheck.engines.construction.function import VOCABULARY
@@ -129,7 +130,7 @@ class Rounds:
     def proposed(self, row: Going, k: int, request: Request) -> list[int]:
         text = [*row.prompt, *row.new]
         if request.drafting == "dictated":
-            return list(request.drafts[row.number][len(row.new) : len(row.new) + k])
+            return proposal(request.drafts[row.number], len(row.new), k)
         if self.looks or request.drafting == "ngram":
             at = next((at for at in range(len(text) - 2, -1, -1) if text[at] == text[-1]), len(text))
             return text[at + 1 : at + 1 + k]

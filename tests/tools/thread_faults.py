@@ -20,6 +20,7 @@ import eqcheck
 from eqcheck.contract.decoders import Request, RowOptions
 from eqcheck.core.case.engine import EngineRow
 from eqcheck.engines.checkpoints.continuations import FunctionTruth
+from eqcheck.engines.checkpoints.dictation import proposal
 from eqcheck.engines.checkpoints.folders import checkpoint
 from eqcheck.engines.checkpoints.row_judge import truth
 
@@ -131,7 +132,7 @@ class Parts:
         if not k:
             return []
         if self.request.drafting == "dictated":
-            return list(self.request.drafts[row.number][len(row.new) : len(row.new) + k])
+            return proposal(self.request.drafts[row.number], len(row.new), k)
         text = self.draft_context(row)
         if self.request.drafting == "ngram":
             at = next((at for at in range(len(text) - 2, -1, -1) if text[at] == text[-1]), len(text))

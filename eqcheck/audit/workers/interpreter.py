@@ -72,7 +72,8 @@ class InterpreterWorker(ProcessWorker):
     'equivalent'
 
     A checkpoint is loaded before the time of a case begins; ``on_loading`` is called with its name if that takes long.
-    ``on_loaded`` is called with the seconds that a start of the process, or a checkpoint, took.
+    ``on_loaded`` is called with the seconds that the first start of the process took, or a checkpoint with settings
+    that are new: an engine that has to start again because it crashed takes of the time of the audit.
     """
 
     def __init__(self, decoder: Decoder, python: str, folders: Folders, ask: Ask, judge: Judge, timeout: float) -> None:
@@ -83,6 +84,7 @@ class InterpreterWorker(ProcessWorker):
         self.on_loaded: Callable[[float], None] = lambda seconds: None
         self._loads = self._renews = False
         self._refused: dict[tuple[object, ...], str] = {}  # why nothing is loaded, by folders and settings
+        self._loaded = set[tuple[object, ...]]()  # folders and settings, of this process or of one before it
         self._stuck = 0  # times that loading did not end
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the worker
@@ -124,7 +126,7 @@ class InterpreterWorker(ProcessWorker):
             raise Lost("exception", str(message["error"]), _first_line(message))
         self.version = one_line(str(message.get("ready", "")), 100)
         self._loads, self._renews = bool(message.get("loads")), bool(message.get("renews"))
-        self.on_loaded(time.monotonic() - begun)
+        self._tell_loaded((), begun)
 
     @property
     def cpu_s(self) -> float:
@@ -178,7 +180,7 @@ class InterpreterWorker(ProcessWorker):
             self._send(sent)
         except OSError:
             raise self.lost(_CLOSE_S) from None
-        if self._loads and (why := self._not_loaded(case.checkpoint)):
+        if self._loads and (why := self._not_loaded(case.checkpoint, settings)):
             self._refused[settings] = why
             return {"unsupported": why}
         return self._receive(timeout)
@@ -187,7 +189,13 @@ class InterpreterWorker(ProcessWorker):
         self._process.stdin.write(json.dumps(message) + "\n")
         self._process.stdin.flush()
 
-    def _not_loaded(self, name: str) -> str:
+    def _tell_loaded(self, settings: tuple[object, ...], begun: float) -> None:
+        """Tell how long a start took, or a checkpoint, that was never loaded before."""
+        if settings not in self._loaded:
+            self._loaded.add(settings)
+            self.on_loaded(time.monotonic() - begun)
+
+    def _not_loaded(self, name: str, settings: tuple[object, ...]) -> str:
         """Return why a checkpoint is not loaded; empty as soon as it is."""
         told = threading.Timer(_TOLD_AFTER_S, self.on_loading, (name,))
         told.daemon = True
@@ -203,7 +211,7 @@ class InterpreterWorker(ProcessWorker):
             return f"the engine did not load the checkpoint within {self._loading_s:g} s"
         finally:
             told.cancel()
-            self.on_loaded(time.monotonic() - begun)
+            self._tell_loaded(settings, begun)
         if "error" in message:
             return f"the engine does not load the checkpoint: {one_line(str(message['error']))}: {_first_line(message)}"
         return one_line(str(message.get("unsupported", "")))

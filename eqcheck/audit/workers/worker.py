@@ -240,6 +240,7 @@ class Workers:
         self.workers = list(workers)
         self.given_up = set[str]()
         self._batch, self._threads = batch, len(self.workers) + ahead
+        self._most_waiting = 2 * self._threads  # batches that are handed out and not yet told
 
     @property
     def note(self) -> str:
@@ -259,6 +260,10 @@ class Workers:
         """Have the next case decoded by a decoder that has decoded nothing yet; False where that cannot be."""
         return self.workers[0].renew()
 
+    def taken(self) -> int:
+        """The number of cases that are handed to a worker at once."""
+        return self._batch
+
     def outcomes(self, cases: Iterable[Any]) -> Iterator[Outcome]:
         """The outcomes of the cases, in order; also of those in which eqcheck itself failed."""
         if self._threads == 1:
@@ -275,9 +280,9 @@ class Workers:
         over = threading.Event()
         pool = ThreadPoolExecutor(self._threads, initializer=torch.set_num_threads, initargs=(1,))
         try:
-            while batch := list(islice(source, self._batch)):
+            while batch := list(islice(source, self.taken())):
                 waiting.append(pool.submit(self._decode, idle, batch, over))
-                if len(waiting) == 2 * self._threads:
+                if len(waiting) == self._most_waiting:
                     yield from waiting.popleft().result()
             while waiting:
                 yield from waiting.popleft().result()

@@ -20,11 +20,12 @@ from eqcheck.core.case.record import AnyCase
 
 VOCAB_SIZE, POSITIONS = 256, 2048  # of the checkpoints
 PAD = 0
+SILENT = -1  # in place of the accepted draft tokens of a round: nothing is drafted in it
 Self = TypeVar("Self", bound="EngineCase")
 
 Token = Annotated[int, Meta(ge=0, le=VOCAB_SIZE - 1, extra={"is": f"token ids below {VOCAB_SIZE}"})]
 Tokens = Annotated[tuple[Token, ...], Meta(extra={"is": "a list of token ids"})]
-Accepted = Annotated[int, Meta(ge=0, le=MOST_DRAFT_TOKENS)]
+Accepted = Annotated[int, Meta(ge=SILENT, le=MOST_DRAFT_TOKENS)]
 Blocks = Annotated[int, Meta(ge=1, le=10**6)]
 
 
@@ -58,9 +59,9 @@ def _asked(row: EngineRow) -> Iterator[str]:
 class EngineRow:
     """A prompt and what is asked for it; ``options`` are those of `eqcheck.contract.decoders.RowOptions`.
 
-    Where drafts are dictated, ``accepts[round]`` says how many of a round's draft tokens agree with the target; in a
-    round it does not name, none does. The first new token comes from the prompt's own forward, so rounds count from the
-    second.
+    Where drafts are dictated, ``accepts[round]`` says how many of a round's draft tokens agree with the target, or is
+    `SILENT` where the round has none; in a round it does not name, none agrees. The first new token comes from the
+    prompt's own forward, so rounds count from the second.
     """
 
     prompt: Tokens

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from eqcheck.contract.options import SCORING, RowOptions
-from eqcheck.core.case.engine import EngineCase
+from eqcheck.core.case.engine import SILENT, EngineCase
 from eqcheck.core.case.record import Case
 from eqcheck.core.case.sampling import Sampled
 from eqcheck.core.explanation.notice import LIMIT
@@ -59,6 +59,8 @@ def claims_in(case: Any) -> frozenset[Claim]:
     if isinstance(case, EngineCase):
         claims = [Claim("checkpoint", case.checkpoint.partition("-")[0]), Claim("drafter", case.drafting)]
         claims += [Claim("capability", name) for name, field in _SETTINGS.items() if getattr(case, field) is not None]
+        silent = any(SILENT in row.accepts for row in case.rows)
+        claims += [Claim("capability", "silent-rounds")] if silent else []
         claims += [Claim("capability", "many-rows")] if len(case.rows) >= MANY_ROWS else []
     else:
         claims = [Claim("family", case.family), Claim("padding side", case.padding_side)]

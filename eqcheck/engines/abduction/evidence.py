@@ -237,7 +237,9 @@ class Evidence:
             starts = list(map(len, self.prompts))
             dictated = dictation.drafts(self.case)
             # The first new token is the prompt's own.
-            return self._each(lambda row, at: list(dictated[row][at - starts[row] :][: k * (at > starts[row])]))
+            return self._each(
+                lambda row, at: dictation.proposal(dictated[row], at - starts[row], k * (at > starts[row]))
+            )
         return self._drafted(with_options=False)
 
     def _each(self, branch: Callable[[int, int], list[int]]) -> Branches:

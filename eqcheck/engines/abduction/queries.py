@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicLayer
 from eqcheck.contract.cache_names import cache_argument
 from eqcheck.contract.options import RowOptions
 from eqcheck.core.case.engine import PAD, EngineCase
-from eqcheck.engines.checkpoints.dictation import agreeing, drafts
+from eqcheck.engines.checkpoints.dictation import agreeing, drafts, proposal
 from eqcheck.engines.construction.function import (
     ATTENTION,
     BITS,
@@ -317,7 +317,7 @@ Branch = dict[int, list[int]]  # the tokens that are drafted after so many commi
 
 def with_prompts(case: EngineCase, prompts: Sequence[Sequence[int]], branches: list[Branch]) -> list[Branch]:
     """The same proposals, and those behind the prompts too, where drafts are dictated."""
-    first = [list(own[: case.num_draft_tokens]) for own in drafts(case)]
+    first = [proposal(own, 0, case.num_draft_tokens) for own in drafts(case)]
     places = zip(branches, prompts, first, strict=False)
     return [branch | {len(prompt): tokens} for branch, prompt, tokens in places] if first else branches
 

@@ -1,23 +1,26 @@
 """Dictated drafts: what a case has an engine be given as draft tokens, and whether its rounds were played so.
 
 A row's drafts are a list, one token for each place of its output: the target's own token, or a wrong one where a round
-is to end by the row's `accepts`. So it does not matter which rounds an engine makes of it: after ``n`` new tokens the
-drafts are those from place ``n`` on. An engine that says what it was given, and how many tokens each round added, is
-held against that.
+is to end by the row's `accepts`, or `NONE` where a round is to have no drafts. So it does not matter which rounds an
+engine makes of it: after ``n`` new tokens the drafts are those from place ``n`` on, up to the next `NONE`. An engine
+that says what it was given, and how many tokens each round added, is held against that.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any, NamedTuple
 
-from eqcheck.core.case.engine import POSITIONS, EngineCase, EngineRow
+from eqcheck.core.case.engine import POSITIONS, SILENT, EngineCase, EngineRow
 from eqcheck.core.result.outcome import DictatedRounds, RoundsThat
 from eqcheck.engines.checkpoints.row_judge import truth
 
 ASKED, PLAYED, OTHERS, FEWER = map(DictatedRounds, RoundsThat)  # the keys of counts of all rounds
+NONE = -1  # in place of a draft token: nothing is proposed from here on
 _EOS_EVERY = 3  # of the wrong tokens of a row with EOS ids, every so many is one
 
 Drafts = tuple[tuple[int, ...], ...]
@@ -39,23 +42,46 @@ def drafts(case: EngineCase) -> Drafts:
 
 
 def _of_row(row: EngineRow, k: int, best_two: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    wrong = wrong_at(row, k, row.options.max_new_tokens + k)
-    return tuple(
-        _wrong(row, place, *best_two[place]) if wrong[place] else best_two[place][0] for place in range(len(wrong))
-    )
+    plan = planned(row, k, row.options.max_new_tokens + k)
+    told = {
+        Drafted.RIGHT: lambda place: best_two[place][0],
+        Drafted.WRONG: lambda place: _wrong(row, place, *best_two[place]),
+        Drafted.NOT: lambda place: NONE,
+    }
+    return tuple(told[drafted](place) for place, drafted in enumerate(plan))
 
 
-def wrong_at(row: EngineRow, k: int, count: int) -> list[bool]:
-    """Return whether the draft is wrong, at each of so many places of the output.
+class Drafted(Enum):
+    """The draft token for a place of the output: the target's, another, or none."""
+
+    RIGHT = "-"
+    WRONG = "x"
+    NOT = "."
+
+
+def planned(row: EngineRow, k: int, count: int) -> list[Drafted]:
+    """Return what is drafted for each of so many places of the output.
 
     >>> from eqcheck.contract.decoders import RowOptions
-    >>> "".join("-x"[wrong] for wrong in wrong_at(EngineRow((1,), RowOptions(9), (2, 0, 3)), 3, 12))
-    '---xx----xxx'
+    >>> "".join(drafted.value for drafted in planned(EngineRow((1,), RowOptions(9), (2, 0, -1, 3)), 3, 13))
+    '---xx.----xxx'
     """
-    schedule = [False]
+    schedule = [Drafted.RIGHT]
     for accepted in row.accepts:
-        schedule += [False] * min(accepted, k) + [accepted < k]
-    return [schedule[place] if place < len(schedule) else True for place in range(count)]
+        if accepted == SILENT:
+            schedule.append(Drafted.NOT)
+        else:
+            schedule += [Drafted.RIGHT] * min(accepted, k) + [Drafted.WRONG if accepted < k else Drafted.RIGHT]
+    return [schedule[place] if place < len(schedule) else Drafted.WRONG for place in range(count)]
+
+
+def proposal(dictated: Sequence[int], start: int, k: int) -> list[int]:
+    """Return the draft tokens of a round after ``start`` new tokens: K of them, or those before a `NONE`.
+
+    >>> proposal([4, 5, 6, -1, 7], 1, 3), proposal([4, 5, 6, -1, 7], 3, 3)
+    ([5, 6], [])
+    """
+    return list(takewhile(lambda token: token != NONE, dictated[start : start + k]))
 
 
 def _wrong(row: EngineRow, place: int, best: int, second: int) -> int:
@@ -94,7 +120,7 @@ def asked(case: EngineCase, row: int, output: Sequence[int]) -> Iterator[AskedRo
     """The rounds that a row's drafts amount to, where it emits ``output``."""
     k, proposed, start = case.num_draft_tokens, drafts(case)[row], 1
     while start < len(output):
-        accepted = agreeing(proposed[start : start + k], output[start:])
+        accepted = agreeing(proposal(proposed, start, k), output[start:])
         end = min(start + accepted + 1, len(output))
         yield AskedRound(start, accepted, end)
         start = end
@@ -118,11 +144,12 @@ def played(
         right = drafts(case)[row]
         lengths.append([end - start for start, (_, end) in given.items()])
         for turn in asked(case, row, output):
-            # A round that the engine tells nothing of was asked for, and not played.
-            tokens, end = given.get(turn.start, ([], -1))
-            counted = turn.whole and turn.start + k < case.rows[row].options.max_new_tokens
+            # A round that the engine tells nothing of was asked for, and not played; without drafts it may be no round.
+            drafted = proposal(right, turn.start, k)
+            tokens, end = given.get(turn.start, ([], -1 if drafted else turn.end))
+            counted = turn.whole and turn.start + k < case.rows[row].options.max_new_tokens and bool(drafted)
             counts.update(_named(ASKED, turn, k, counted))
-            if tokens == list(right[turn.start : turn.start + k]) and end == turn.end:
+            if tokens == drafted and end == turn.end:
                 counts.update(_named(PLAYED, turn, k, counted))
                 coverage |= _exercised(turn, k, tokens, output, case.rows[row])
         whole = case.token_budget is None and case.kv_blocks is None
@@ -133,9 +160,16 @@ def played(
             counts[FEWER] += whole and start < room and end < allowed
     checks = {
         "dictated_played": 0 < counts[ASKED] == counts[PLAYED],
+        "silent_for_all": len(case.rows) > 1
+        and any(map(_silent, zip(*(row.accepts for row in case.rows), strict=False))),
         "ragged_round": any(len(set(turns)) > 1 for turns in zip(*lengths, strict=False)),
     }
     return +counts, coverage | {name for name, holds in checks.items() if holds}
+
+
+def _silent(accepts: Sequence[int]) -> bool:
+    """Return whether all rows are silent in a round."""
+    return set(accepts) == {SILENT}
 
 
 def _named(rounds: DictatedRounds, turn: AskedRound, k: int, counted: bool) -> list[DictatedRounds]:
@@ -148,11 +182,12 @@ def _exercised(turn: AskedRound, k: int, tokens: list[int], output: Sequence[int
     eos, stops = row.options.eos_token_ids, row.options.stops_of(output)
     within = not turn.whole and turn.accepted < k
     checks = {
-        "all_rejected": turn.accepted == 0,
+        "silent_round": not tokens,
+        "all_rejected": bool(tokens) and turn.accepted == 0,
         "all_accepted": turn.accepted == k,
         "eos_inside_block": within and output[-1] in eos,
         "stop_inside_block": within and bool(stops),
         "limit_inside_block": within and output[-1] not in eos and not stops,
-        "eos_rejected": turn.whole and turn.accepted < k and tokens[turn.accepted] in eos,
+        "eos_rejected": turn.whole and turn.accepted < len(tokens) and tokens[turn.accepted] in eos,
     }
     return {name for name, holds in checks.items() if holds}
