@@ -7,7 +7,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from eqcheck.engines.construction import deepseek, gemma, gemma2, gpt_oss, granite, learned, lfm2, llama, mistral, qwen3_moe, qwen35
+from eqcheck.engines.construction import (
+    deepseek,
+    gemma,
+    gemma2,
+    gpt_oss,
+    granite,
+    learned,
+    lfm2,
+    llama,
+    mistral,
+    qwen3_moe,
+    qwen35,
+)
 from eqcheck.engines.construction.function import BITS, CODES, VOCABULARY, DeltaRule, Function, Head, shuffled
 from eqcheck.engines.construction.pointers import (
     CAPPED,
