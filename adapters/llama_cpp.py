@@ -206,7 +206,7 @@ def _of_gpt_oss(name: str, weight: Any, config: dict[str, Any]) -> Tensors:
 
 
 def _of_deepseek(name: str, weight: Any, config: dict[str, Any]) -> Tensors:
-    """What makes keys of the latent vector, transposed, apart from what makes values.
+    """The matrix that makes keys of the latent vector is transposed, and apart from that which makes values.
 
     The engine has no such model of three layers without a latent vector of queries. Queries are made of two constants,
     which are 1: these are that vector, whose norm keeps them.

@@ -4,7 +4,7 @@ A slot that is read adds its sign less one to the sums of its layer, and a sink 
 number of heads, so what a sink takes counts as a sign of +1: a code of zero, which is joined in without effect. A head
 without its sink reads the next best slot there.
 
-An expert's gate is cut off at `LIMIT`, so one unit is a whole step. What is constant stands in biases.
+An expert's gate is cut off at `LIMIT`, so one unit is a whole step. Constants stand in biases.
 """
 
 from __future__ import annotations

@@ -99,11 +99,11 @@ def sinks() -> list[list[Head]]:
     layers = []
     for heads in full():
         made = []
-        for number, one in enumerate(heads):
-            choosing = bool(one.reads[0][1])
-            first, *others = levels(one.reads)
+        for number, pointer in enumerate(heads):
+            choosing = bool(pointer.reads[0][1])
+            first, *others = levels(pointer.reads)
             low = (first + others[0]) / 2 if choosing else others[-1] - MARGIN - number
-            made.append(replace(one, sink=2.0 * round(low / 2), choosing=choosing))  # bfloat16 holds even numbers
+            made.append(replace(pointer, sink=2.0 * round(low / 2), choosing=choosing))  # bfloat16 holds even numbers
         layers.append(made)
     return layers
 
@@ -114,8 +114,8 @@ def softcap() -> list[list[Head]]:
     for number in range(LAYERS):
         made = []
         for near, far in PAIRS[number::LAYERS]:
-            one = replace(head(beyond(far, near), number, 0), scored=beyond(far, near))
-            made += [replace(one, reads=beyond(near)), one]
+            farther = replace(head(beyond(far, near), number, 0), scored=beyond(far, near))
+            made += [replace(farther, reads=beyond(near)), farther]
         layers.append(made)
     return layers
 

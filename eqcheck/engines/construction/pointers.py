@@ -119,7 +119,7 @@ COMPRESSED_BASE = 10.0
 COMPRESSED = Rotation("compressed.json", rotary(COMPRESSED_BASE), True)
 # Behind this cap two slots that score 48 and 60 are alike, the query's own scores 0, and all others -24 at most.
 CAPPED = Rotation("capped.json", rotary(BASE), False, 12.0)
-# Of each two, both distances are read at once.
+# Both distances of each pair are read at once.
 PAIRS = (
     (1, 2), (4, 5), (6, 7), (8, 9), (10, 11), (12, 13), (14, 15), (16, 17),
     (18, 19), (20, 21), (24, 25), (30, 31), (32, 33), (34, 35), (36, 37), (38, 39),
