@@ -46,7 +46,13 @@ _ARCHITECTURES = {
     "gpt2": "gpt2",
     "gemma3_text": "gemma3",
     "lfm2": "lfm2",
+    "gemma2": "gemma2",
+    "gpt_oss": "gpt-oss",
+    "deepseek_v3": "deepseek2",
+    "qwen3_5_text": "qwen35",
 }
+_CONSTANTS = 2  # of a built checkpoint, in its first features
+_EXPERTS = {"up": "ffn_up_exps", "gate": "ffn_gate_exps", "down": "ffn_down_exps"}
 
 
 def export(folder: Path, made: Path, dtype: str = "float32") -> None:
@@ -66,9 +72,10 @@ def export(folder: Path, made: Path, dtype: str = "float32") -> None:
     layers = config.get("num_hidden_layers") or config["n_layer"]
     names = gguf.get_tensor_name_map(kind, layers)
     for name, weight in _tensors(folder, config):
-        narrow = "float32" if weight.ndim == 1 or "conv.conv" in name or "wpe" in name else dtype
+        wide = weight.ndim == 1 or any(part in name for part in ("conv.conv", "conv1d", "wpe", "router", "_exps.bias"))
+        narrow = "float32" if wide else dtype
         stored = getattr(gguf.GGMLQuantizationType, {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[narrow])
-        mapped = names.get_name(name, (".weight", ".bias"))
+        mapped = names.get_name(name, (".weight", ".bias")) or name
         writer.add_tensor(mapped, gguf.quants.quantize(weight, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -90,11 +97,15 @@ def _describe(writer: Any, config: dict[str, Any]) -> None:
         return
     attends = [kind != "conv" for kind in config.get("layer_types", ())]
     groups = config["num_key_value_heads"]
+    groups = 1 if config["model_type"] == "deepseek_v3" else groups
     writer.add_head_count_kv([groups * one for one in attends] if not all(attends) else groups)
     size = config.get("head_dim") or hidden // heads
-    writer.add_key_length(size)
-    writer.add_value_length(size)
-    writer.add_rope_dimension_count(size)
+    if config["model_type"] == "deepseek_v3":
+        _describe_compressed(writer, config)
+    else:
+        writer.add_key_length(size)
+        writer.add_value_length(size)
+        writer.add_rope_dimension_count(int(size * config.get("partial_rotary_factor", 1)))
     writer.add_rope_freq_base(config.get("rope_theta") or config["rope_parameters"]["rope_theta"])
     writer.add_layer_norm_rms_eps(config.get("rms_norm_eps") or config["norm_eps"])
     if config["model_type"] == "gemma3_text":
@@ -103,10 +114,41 @@ def _describe(writer: Any, config: dict[str, Any]) -> None:
         writer.add_rope_freq_base_swa(config["rope_local_base_freq"])
     elif config["model_type"] == "lfm2":
         writer.add_shortconv_l_cache(config["conv_L_cache"])
-    elif config["model_type"] == "qwen3_moe":
-        writer.add_expert_count(config["num_experts"])
+    elif config["model_type"] in ("qwen3_moe", "gpt_oss"):
+        writer.add_expert_count(config.get("num_experts") or config["num_local_experts"])
         writer.add_expert_used_count(config["num_experts_per_tok"])
-        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        writer.add_expert_feed_forward_length(config.get("moe_intermediate_size") or config["intermediate_size"])
+    elif config["model_type"] == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    elif config["model_type"] == "qwen3_5_text":
+        writer.add_rope_dimension_sections([*config["rope_parameters"]["mrope_section"], 0])
+        writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+        writer.add_ssm_state_size(config["linear_key_head_dim"])
+        writer.add_ssm_group_count(config["linear_num_key_heads"])
+        writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+        writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
+        writer.add_full_attention_interval(config["full_attention_interval"])
+    if config["model_type"] in ("gemma2", "gpt_oss"):
+        writer.add_sliding_window(config["sliding_window"])
+
+
+def _describe_compressed(writer: Any, config: dict[str, Any]) -> None:
+    """The sizes of compressed keys and values: one head of them, which is the latent vector."""
+    rotary, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
+    writer.add_key_length(rank + rotary)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + rotary)
+    writer.add_value_length_mla(config["v_head_dim"])
+    writer.add_kv_lora_rank(rank)
+    writer.add_q_lora_rank(_CONSTANTS)
+    writer.add_rope_dimension_count(rotary)
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_count(config["n_routed_experts"])
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
 
 
 def _tensors(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -118,8 +160,12 @@ def _tensors(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         if config["model_type"] == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             halves = weight.reshape(-1, 2, config["head_dim"] // 2, weight.shape[1])  # pairs lie side by side there
             weight = halves.swapaxes(1, 2).reshape(weight.shape)
-        elif config["model_type"] == "gemma3_text" and name.endswith("norm.weight"):
+        elif config["model_type"] in ("gemma2", "gemma3_text") and name.endswith("norm.weight"):
             weight = weight + 1
+        elif config["model_type"] in _OTHERWISE:
+            for one, part in _OTHERWISE[config["model_type"]](name, weight, config):
+                yield one, numpy.ascontiguousarray(part)
+            continue
         elif name.endswith("conv.conv.weight"):
             weight = weight.squeeze(1)
         elif config["model_type"] == "gpt2" and name.endswith(("c_attn.weight", "c_fc.weight", "c_proj.weight")):
@@ -133,6 +179,82 @@ def _tensors(folder: Path, config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
                 continue
             name, weight = f"{layer}.experts.{part}", numpy.stack([w for _, w in sorted(held, key=itemgetter(0))])
         yield name, numpy.ascontiguousarray(weight)
+
+
+Tensors = Iterator[tuple[str, Any]]
+
+
+def _of_gpt_oss(name: str, weight: Any, config: dict[str, Any]) -> Tensors:
+    """Experts apart: gates and ups take turns. Sinks are called a weight."""
+    layer = name.split(".")[2] if ".layers." in name else ""
+    if "gate_up_proj" in name:
+        matrix = weight if name.endswith("bias") else weight.swapaxes(1, 2)
+        kind = "bias" if name.endswith("bias") else "weight"
+        for first, part in enumerate(("gate", "up")):
+            yield f"blk.{layer}.{_EXPERTS[part]}.{kind}", matrix[:, first::2]
+    elif "experts.down_proj" in name:
+        kind = "bias" if name.endswith("bias") else "weight"
+        yield f"blk.{layer}.{_EXPERTS['down']}.{kind}", weight if kind == "bias" else weight.swapaxes(1, 2)
+    elif name.endswith("sinks"):
+        yield f"blk.{layer}.attn_sinks.weight", weight
+    elif ".router." in name:
+        yield f"blk.{layer}.ffn_gate_inp.{name.rpartition('.')[2]}", weight
+    elif "post_attention_layernorm" in name:
+        yield f"blk.{layer}.post_attention_norm.weight", weight
+    else:
+        yield name, weight
+
+
+def _of_deepseek(name: str, weight: Any, config: dict[str, Any]) -> Tensors:
+    """The matrix that makes keys of the latent vector is transposed, and apart from that which makes values.
+
+    The engine has no such model of three layers without a latent vector of queries. Queries are made of two constants,
+    which are 1: these are that vector, whose norm keeps them.
+    """
+    import numpy
+
+    if name.endswith("q_proj.weight"):
+        yield name.replace("q_proj", "q_a_proj"), numpy.eye(_CONSTANTS, weight.shape[1], dtype="<f4")
+        yield name.replace("q_proj", "q_a_layernorm"), numpy.ones(_CONSTANTS, "<f4")
+        yield name.replace("q_proj", "q_b_proj"), weight[:, :_CONSTANTS]
+        return
+    if not name.endswith("kv_b_proj.weight"):
+        yield name, weight
+        return
+    still, heads = config["qk_nope_head_dim"], config["num_attention_heads"]
+    both = weight.reshape(heads, still + config["v_head_dim"], -1)
+    yield name.replace("kv_b_proj", "k_b_proj"), both[:, :still].swapaxes(1, 2)
+    yield name.replace("kv_b_proj", "v_b_proj"), both[:, still:]
+
+
+def _of_qwen35(name: str, weight: Any, config: dict[str, Any]) -> Tensors:
+    """Norms plus one, but for that of a rule; rules of one key head lie apart: the engine repeats key heads in turn."""
+    import numpy
+
+    keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    width, key_width = config["linear_value_head_dim"], config["linear_key_head_dim"] * keys * 2
+
+    def turned(rows: Any, size: int) -> Any:
+        parted = rows.reshape(keys, values // keys, size, *rows.shape[1:])
+        return parted.swapaxes(0, 1).reshape(rows.shape)
+
+    last = name.partition("linear_attn.")[2]
+    if last in ("in_proj_qkv.weight", "conv1d.weight"):
+        weight = weight.squeeze(1) if last == "conv1d.weight" else weight
+        weight = numpy.concatenate([weight[:key_width], turned(weight[key_width:], width)])
+    elif last == "in_proj_z.weight":
+        weight = turned(weight, width)
+    elif last in ("in_proj_a.weight", "in_proj_b.weight", "dt_bias", "A_log"):
+        weight = turned(weight, 1)
+        weight = -numpy.exp(weight) if last == "A_log" else weight
+    elif last == "out_proj.weight":
+        weight = turned(weight.T, width).T
+    elif name.endswith("norm.weight") and not last:
+        weight = weight + 1
+    yield name.replace("dt_bias", "dt_proj.bias"), weight
+
+
+_OTHERWISE = {"gpt_oss": _of_gpt_oss, "deepseek_v3": _of_deepseek, "qwen3_5_text": _of_qwen35}
 
 
 def read(file: Path) -> Iterator[tuple[str, Any]]:
@@ -381,7 +503,7 @@ def _complete(url: str, began: float, body: dict[str, Any], late: float) -> list
 
 _CLAIMS: dict[str, Any] = {
     "environment": "llama_cpp",
-    "kinds": ("full", "window", "hybrid", "qwen3", "moe", "learned"),
+    "kinds": ("full", "window", "hybrid", "qwen3", "moe", "learned", "delta", "mla", "softcap", "sinks"),
     "capabilities": (
         "row-limits",
         "row-eos",

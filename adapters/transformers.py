@@ -367,7 +367,7 @@ class Served:
 
 _ORIGIN = "https://github.com/huggingface/transformers"
 _CLAIMS: dict[str, Any] = {
-    "kinds": ("full", "window", "mistral", "hybrid", "qwen3", "moe", "learned", "opt", "mla"),
+    "kinds": ("full", "window", "mistral", "hybrid", "qwen3", "moe", "learned", "opt", "mla", "softcap", "sinks"),
     "capabilities": (
         "row-limits",
         "row-eos",

@@ -223,7 +223,7 @@ class ContinuousBatching:
 
 _ORIGIN = "https://github.com/huggingface/transformers"
 _CLAIMS: dict[str, Any] = {
-    "kinds": ("full", "window", "mistral", "qwen3", "moe", "learned", "opt"),
+    "kinds": ("full", "window", "mistral", "qwen3", "moe", "learned", "opt", "sinks"),
     "capabilities": (
         "no-drafts",
         "row-limits",

@@ -21,14 +21,17 @@ from eqcheck.engines.construction.layouts import LAYOUTS
 from eqcheck.engines.construction.pointers import (
     ADDED,
     AHEAD,
+    CAPPED,
     COMPRESSED,
     KEYED_PAIRS,
     LEARNED,
     MARGIN,
+    PAIRS,
     POSITIONS,
     ROTARY,
     Reads,
     Rotation,
+    beyond,
 )
 
 Array = Any  # numbers of numpy
@@ -89,6 +92,27 @@ def amplitudes(rotation: Rotation, reads: Reads) -> Array:
         held += missing[:80]
 
 
+def alike(pair: tuple[int, int]) -> Array:
+    """The shortest amplitudes behind a cap, in either order: scores of 2 and 2.5, 0 for the query's own, -1 for others.
+
+    The own slot scores no more than 0: the shortest vector comes as near to that as matters.
+    """
+    found = []
+    for first, second in (pair, pair[::-1]):
+        one, other, own = features(CAPPED, (first, second, 0), 0)
+        rest = features(CAPPED, [d for d in range(-AHEAD, POSITIONS) if d not in (first, second, 0)], 0)
+        short = np.vstack([-rest, own - rest])
+        held = [i for i in range(len(short)) if i % len(rest) < 200]
+        while True:
+            x = least(np.vstack([(other - one) * 2, one / 2, (one - own) / 2, short[held]]))
+            missing = sorted(set(np.where(short @ x < 0.999)[0]) - set(held), key=lambda i: (short @ x)[i])
+            if not missing:
+                break
+            held += missing[:80]
+        found.append(x)
+    return min(found, key=np.linalg.norm)
+
+
 def rounded(values: Array) -> list[float]:
     """Multiples of a quarter of eight significant bits, so that bfloat16 holds them exactly."""
     step = np.maximum(2.0 ** (np.floor(np.log2(np.maximum(np.abs(values), 1e-9))) - 7), 0.25)
@@ -97,12 +121,22 @@ def rounded(values: Array) -> list[float]:
 
 
 if __name__ == "__main__":
-    heads = {head.reads for made in LAYOUTS.values() for layer in Function(made.layers()).layers for head in layer}
+    heads = {
+        head.reads
+        for made in LAYOUTS.values()
+        if made.rotation is not CAPPED
+        for layer in Function(made.layers()).layers
+        for head in layer
+    }
     turned = {reads for reads in heads if (0, 0) in reads and len(dict(reads)) == len(reads)}
-    for rotation in (ROTARY, LEARNED, COMPRESSED):
+    for rotation in (ROTARY, LEARNED, COMPRESSED, CAPPED):
+        pointers = ADDED if rotation.adds else sorted(turned)
+        if rotation is CAPPED:
+            pointers = [beyond(far, near) for near, far in PAIRS]
         lines = []
-        for reads in ADDED if rotation.adds else sorted(turned):
-            values = rounded(amplitudes(rotation, reads) * MARGIN)
+        for reads in pointers:
+            found = alike((reads[1][0], reads[0][0])) if rotation is CAPPED else amplitudes(rotation, reads)
+            values = rounded(found * MARGIN)
             half = len(values) // 2
             lines.append(json.dumps({"reads": reads, "cosines": values[:half], "sines": values[half:]}))
         (FOLDER / rotation.file).write_text("[\n" + ",\n".join(lines) + "\n]\n")

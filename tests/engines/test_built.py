@@ -60,7 +60,7 @@ def test_a_checkpoint_has_the_bytes_that_are_written_down(saved: tuple[str, Path
 @pytest.mark.tiers(quick=4, rest=2)
 def test_the_function_is_that_of_the_model_in_float64_and_bfloat16(saved: tuple[str, Path]) -> None:
     name, folder = saved
-    options = {"experts_implementation": "eager"} if name == "moe" else {}
+    options = {"experts_implementation": "eager"} if name in ("moe", "sinks") else {}
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, **options).eval()
     right = torch.tensor([built(name).function.choices(row) for row in ROWS])[..., None]
     for dtype in (torch.float64, torch.bfloat16):

@@ -29,7 +29,7 @@ from eqcheck.engines.construction.function import (
     Head,
 )
 from eqcheck.engines.construction.pointers import KEYED_PAIRS, POSITIONS, Reads, Rotation, amplitudes
-from eqcheck.engines.construction.weights import BIG, GROUPS, LOGITS, STEEP, WIDTH, signs, slope, staircase
+from eqcheck.engines.construction.weights import BIG, GROUPS, LOGITS, STEEP, WIDTH, capped, signs, slope, staircase
 
 # The context of every query of a row, as data, for all calls of an engine together.
 #
@@ -456,7 +456,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 def logits(function: Function) -> torch.Tensor:
     """Return the scores ``[codes, vocabulary]`` of the next token by code; computed once per function."""
     table = np.zeros((CODES, VOCABULARY))
-    table[:, list(function.tokens_out)] = signs(range(CODES)) * LOGITS @ signs(range(CODES)).T
+    table[:, list(function.tokens_out)] = capped(signs(range(CODES)) * LOGITS @ signs(range(CODES)).T, function.cap)
     return torch.from_numpy(table)
 
 
@@ -573,7 +573,7 @@ class _Evaluation:
         asked = list(program.queries.values())
         scores = np.zeros((len(asked), VOCABULARY))
         scaled = codes[asked] * np.sqrt(expected / square)[asked, None]
-        scores[:, list(function.tokens_out)] = scaled * LOGITS @ signs(range(CODES)).T
+        scores[:, list(function.tokens_out)] = capped(scaled * LOGITS @ signs(range(CODES)).T, function.cap)
         return dict(zip(program.queries, torch.from_numpy(scores), strict=True))
 
     def _taps(self, number: int, heads: Sequence[Head], codes: Array, scale: Array) -> Array:
@@ -603,15 +603,21 @@ class _Evaluation:
             keys = second if other else first
             values = second if other or torn == "values" else first
             distance = self.distance[:, :, int(other)]
-            straight, turned = _scores(self.function.rotation, head.reads)
+            straight, turned = _scores(self.function.rotation, head.scored or head.reads)
             scores = straight[distance + POSITIONS]
             if turned is not None:
                 scores = scores - turned[distance + POSITIONS] * codes[keys, head.bit]
-            scores = scores * scale[:, None] * np.where(self.empty, 0.0, scale[keys])
+            scores = capped(
+                scores * scale[:, None] * np.where(self.empty, 0.0, scale[keys]), self.function.rotation.cap
+            )
             seen = self.near.get(number, self.sees if head.window is None else self.sees & (distance < head.window))
             read = codes[values] * np.where(self.empty, 0.0, scale[values])[:, None]
-            told = _read(np.where(seen, scores, _UNSEEN), read, self.program)
-            sums += told[:, list(head.order)] * np.where(head.flips, -1, 1)
+            told = _read(np.where(seen, scores, _UNSEEN), read, self.program)[:, list(head.order)]
+            told *= np.where(head.flips, -1, 1)
+            if head.sink is not None:  # what it takes counts as +1
+                lead = np.where(seen, scores, _UNSEEN).max(-1, keepdims=True) - head.sink
+                told = 1 + (told - 1) / (1 + np.exp(-np.clip(lead, -500, 500)))
+            sums += told
         return sums
 
 

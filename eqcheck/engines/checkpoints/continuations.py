@@ -14,7 +14,7 @@ from eqcheck.core.case.engine import EngineRow
 from eqcheck.core.law import penalised
 from eqcheck.engines.checkpoints.steps import Steps
 from eqcheck.engines.construction.function import CODES, VOCABULARY, Function
-from eqcheck.engines.construction.weights import LOGITS, signs
+from eqcheck.engines.construction.weights import LOGITS, capped, signs
 
 _ALIKE = 1e-3  # scores of a built checkpoint are alike or an eighth apart, up to penalties
 
@@ -32,7 +32,8 @@ class FunctionTruth:
     def __init__(self, function: Function) -> None:
         self.function = function
         table = np.zeros((CODES, VOCABULARY))  # by the token that is chosen, the scores of all
-        table[np.ix_(function.tokens_out, function.tokens_out)] = signs(range(CODES)) * LOGITS @ signs(range(CODES)).T
+        scores = capped(signs(range(CODES)) * LOGITS @ signs(range(CODES)).T, function.cap)
+        table[np.ix_(function.tokens_out, function.tokens_out)] = scores
         self.table = torch.from_numpy(table)
         self.second = self.table.topk(2).indices[:, 1].tolist()  # by the token that is chosen
 

@@ -40,7 +40,7 @@ class Built:
         from eqcheck.engines.construction.layouts import LAYOUTS, flagged
 
         made = LAYOUTS[self.name]
-        return Function(made.layers(), flagged(self.agreement), made.rotation)
+        return Function(made.layers(), flagged(self.agreement), made.rotation, made.cap)
 
     def next(self, ids: Sequence[int]) -> int:
         """Return the greedy next token after these tokens; it is exact in every supported dtype."""
@@ -56,13 +56,13 @@ class Built:
         >>> round(max(checkpoint.law([1, 2, 3])), 3), round(sum(checkpoint.law([1, 2, 3])), 9)
         (0.167, 1.0)
         """
-        from eqcheck.engines.construction.weights import LOGITS
+        from eqcheck.engines.construction.weights import LOGITS, capped
 
         function = self.function
         right, weights = function.tokens_out.index(self.next(ids)), [1.0] * VOCABULARY
         for code, token in enumerate(function.tokens_out):
             signed = (-size if (code ^ right) >> bit & 1 else size for bit, size in enumerate(LOGITS))
-            weights[token] = math.exp(sum(signed))
+            weights[token] = math.exp(capped(sum(signed), function.cap))
         return [weight / sum(weights) for weight in weights]
 
     def draft(self, agreement: float = 0.6) -> Built:

@@ -35,7 +35,9 @@ class Head:
 
     ``reads`` are tried in turn; a read with the sign 1 asks that bit ``bit`` of the code there is set. A slot
     ``window`` or more tokens away is not seen. Bit ``b`` of the shuffled code is bit ``order[b]`` of the code, flipped
-    if ``flips[b]``.
+    if ``flips[b]``. A head with a score of a ``sink`` leaves its attention there, unless a slot scores more: none but
+    its first read does, if it is ``choosing``. Scores are those of the reads, or of ``scored``: with a cap several read
+    alike, so two heads that are scored alike make one.
     """
 
     reads: Reads
@@ -43,11 +45,17 @@ class Head:
     order: tuple[int, ...]
     flips: tuple[bool, ...]
     window: int | None = None
+    sink: float | None = None
+    choosing: bool = False
+    scored: Reads = ()
 
     @property
     def behind(self) -> Reads:
-        """The reads without those of places behind the query's own, which a right context does not have."""
-        return tuple(read for read in self.reads if read[0] >= 0)
+        """The reads without those that score less than a sink, or stand behind the query's own place.
+
+        A right context does not have places behind.
+        """
+        return tuple(read for read in self.reads[: 1 if self.choosing else None] if read[0] >= 0)
 
     @cached_property
     def table(self) -> tuple[int, ...]:
@@ -109,7 +117,7 @@ class Function:
     """The exact function of a checkpoint, from the token ids before a place to the id there.
 
     ``flagged`` ids make a draft err: after one of them the lowest bit of the last code is flipped. ``rotation`` has the
-    scores of its pointers.
+    scores of its pointers. Logits are cut off at the ``cap``, if there is one.
 
     >>> from eqcheck.checkpoints import built
     >>> function = built("full").function
@@ -118,11 +126,15 @@ class Function:
     """
 
     def __init__(
-        self, layers: Sequence[Sequence[Head | DeltaRule]], flagged: Iterable[int] = (), rotation: Rotation = ROTARY
+        self,
+        layers: Sequence[Sequence[Head | DeltaRule]],
+        flagged: Iterable[int] = (),
+        rotation: Rotation = ROTARY,
+        cap: float | None = None,
     ) -> None:
         self.layers = tuple(tuple(head for head in layer if isinstance(head, Head)) for layer in layers)
         self.rules = tuple(tuple(head for head in layer if isinstance(head, DeltaRule)) for layer in layers)
-        self.flagged, self.rotation = frozenset(flagged), rotation
+        self.flagged, self.rotation, self.cap = frozenset(flagged), rotation, cap
         self.codes_in = (
             *shuffled(CODES, "codes in"),
             *(i % CODES for i in shuffled(VOCABULARY - CODES, "special ids")),

@@ -6,20 +6,27 @@ All weights of norms are numbers that bfloat16 holds exactly, for Gemma multipli
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from eqcheck.engines.construction import weights
-from eqcheck.engines.construction.function import BITS, VOCABULARY, Function
+from eqcheck.engines.construction.function import BITS, VOCABULARY, Function, Head
 from eqcheck.engines.construction.pointers import BASE, HEAD_DIM, POSITIONS
 
 ADDED = 1024.0  # a constant beside what attention and MLP add, which fixes the scale of the norm behind them
 KEYS = 5.65625  # a key's norm multiplies by so much: then its pairs have the length 8, within 0.02 percent
 EMBEDDED = math.sqrt(weights.HIDDEN)  # Gemma multiplies embeddings by this: 8
 
+Attention = Callable[
+    [Sequence[Head], weights.Residual, int, int], tuple[weights.Array, weights.Array, weights.Array, weights.Array]
+]
 
-def gemma(function: Function) -> tuple[dict[str, Any], dict[str, weights.Array]]:
+
+def gemma(
+    function: Function, attention: Attention = weights.attention
+) -> tuple[dict[str, Any], dict[str, weights.Array]]:
     """The configuration, and the weights by name."""
     at = weights.Residual(len(function.layers))
     before = np.full(weights.HIDDEN, weights.BIG / EMBEDDED)  # the root of the mean square, within half a percent
@@ -30,9 +37,10 @@ def gemma(function: Function) -> tuple[dict[str, Any], dict[str, weights.Array]]
     }
     for number, heads in enumerate(function.layers):
         name = f"model.layers.{number}"
-        q, k, v, o = weights.attention(heads, at, number, weights.GROUPS)
+        q, k, v, o = attention(heads, at, number, weights.GROUPS)
         v.reshape(weights.GROUPS, HEAD_DIM, -1)[:, BITS, at.big] = 8
-        o.reshape(-1, len(heads), HEAD_DIM)[at.big, :, BITS] = ADDED / len(heads) / 8
+        outputs = o.reshape(at.hidden, -1, HEAD_DIM)
+        outputs[at.big, :, BITS] = ADDED / outputs.shape[1] / 8
         gate, up, down = _mlp(function, at, number)
         tensors |= {
             f"{name}.input_layernorm.weight": before - 1,

@@ -3,20 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from eqcheck.engines.construction import deepseek, gemma, granite, learned, lfm2, llama, mistral, qwen3_moe, qwen35
+from eqcheck.engines.construction import (
+    deepseek,
+    gemma,
+    gemma2,
+    gpt_oss,
+    granite,
+    learned,
+    lfm2,
+    llama,
+    mistral,
+    qwen3_moe,
+    qwen35,
+)
 from eqcheck.engines.construction.function import BITS, CODES, VOCABULARY, DeltaRule, Function, Head, shuffled
 from eqcheck.engines.construction.pointers import (
+    CAPPED,
     COMPRESSED,
     FAR,
     FAR_KEYED,
     KEYED,
     LEARNED,
+    MARGIN,
     NEAR,
     NEAR_KEYED,
+    PAIRS,
     PLAIN,
     ROTARY,
     WINDOW,
@@ -25,6 +40,7 @@ from eqcheck.engines.construction.pointers import (
     added,
     beyond,
     keyed,
+    levels,
     plain,
 )
 from eqcheck.engines.construction.weights import Array
@@ -42,6 +58,7 @@ class Construction:
     write: Callable[[Function], Written]
     about: str
     rotation: Rotation = ROTARY
+    cap: float | None = None
 
 
 def flagged(agreement: float) -> Iterable[int]:
@@ -72,6 +89,35 @@ def full(choosing: Callable[[int, int], Reads] = keyed) -> list[list[Head]]:
         layer(n, [plain(d) for d in PLAIN[n::LAYERS]], [choosing(*pair) for pair in KEYED[n::LAYERS]])
         for n in range(LAYERS)
     ]
+
+
+def sinks() -> list[list[Head]]:
+    """The heads of `full`, each with a sink. A keyed one reads a slot whose bit is set, and else its sink.
+
+    The sinks of the others score less than any slot that they read, each by another number.
+    """
+    layers = []
+    for heads in full():
+        made = []
+        for number, pointer in enumerate(heads):
+            choosing = bool(pointer.reads[0][1])
+            first, *others = levels(pointer.reads)
+            low = (first + others[0]) / 2 if choosing else others[-1] - MARGIN - number
+            made.append(replace(pointer, sink=2.0 * round(low / 2), choosing=choosing))  # bfloat16 holds even numbers
+        layers.append(made)
+    return layers
+
+
+def softcap() -> list[list[Head]]:
+    """Three layers of 8 pairs of pointers: most distances to 63, and 126. Two that read at once have one shuffle."""
+    layers = []
+    for number in range(LAYERS):
+        made = []
+        for near, far in PAIRS[number::LAYERS]:
+            farther = replace(head(beyond(far, near), number, 0), scored=beyond(far, near))
+            made += [replace(farther, reads=beyond(near)), farther]
+        layers.append(made)
+    return layers
 
 
 def window() -> list[list[Head]]:
@@ -160,12 +206,16 @@ LAYOUTS = {
     "full": Construction(full, llama.llama, "a Llama: full attention, grouped key heads, rotary positions"),
     "qwen3": Construction(full, llama.qwen3, "the same as a Qwen 3, which norms queries and keys"),
     "moe": Construction(full, qwen3_moe.qwen3_moe, "the same with experts: a token's code chooses one of eight"),
+    "sinks": Construction(sinks, gpt_oss.gpt_oss, "a gpt-oss: a sink in each head, biases, experts with a limit"),
     "learned": Construction(partial(full, added), learned.gpt2, "a GPT-2: learned positions, no gate", LEARNED),
     "opt": Construction(partial(full, added), learned.opt, "the same as an OPT", LEARNED),
     "mla": Construction(
         partial(full, added), deepseek.deepseek, "a DeepSeek V3: compressed keys and values", COMPRESSED
     ),
     "window": Construction(window, gemma.gemma, "a Gemma 3: a window of 32 in two layers of three, tied embeddings"),
+    "softcap": Construction(
+        softcap, gemma2.gemma2, "a Gemma 2: scores and logits are capped, so heads read twice", CAPPED, gemma2.LOGIT_CAP
+    ),
     "mistral": Construction(mistral_window, mistral.mistral, "a Mistral: a window of 32 in each layer"),
     "hybrid": Construction(hybrid, lfm2.lfm2, "an LFM2: short convolutions beside full attention"),
     "delta": Construction(delta, qwen35.qwen35, "a Qwen 3.5: gated delta rules beside gated full attention"),

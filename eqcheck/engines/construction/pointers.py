@@ -96,12 +96,14 @@ FAR, FAR_KEYED = (33, 36, 40, 41, 46, 49, 55, 60, 81, 126, 194, 258), ((38, 44),
 class Rotation:
     """Describe how keys turn with their positions: the frequency of each pair, and the file of the amplitudes.
 
-    ``adds`` says that the bit of a key is added: its amplitude stands behind the cosines.
+    ``adds`` says that the bit of a key is added: its amplitude stands behind the cosines. Scores are cut off at the
+    ``cap``, if there is one.
     """
 
     file: str
     frequencies: tuple[float, ...]
     adds: bool
+    cap: float | None = None
 
 
 def rotary(base: float) -> tuple[float, ...]:
@@ -115,6 +117,14 @@ ROTARY = Rotation("pointers.json", rotary(BASE), False)
 LEARNED = Rotation("learned.json", tuple(math.pi * ((pair + 0.5) / 31) ** 1.75 for pair in range(31)), True)
 COMPRESSED_BASE = 10.0
 COMPRESSED = Rotation("compressed.json", rotary(COMPRESSED_BASE), True)
+# Behind this cap two slots that score 48 and 60 are alike, the query's own scores 0, and all others -24 at most.
+CAPPED = Rotation("capped.json", rotary(BASE), False, 12.0)
+# Both distances of each pair are read at once.
+PAIRS = (
+    (1, 2), (4, 5), (6, 7), (8, 9), (10, 11), (12, 13), (14, 15), (16, 17),
+    (18, 19), (20, 21), (24, 25), (30, 31), (32, 33), (34, 35), (36, 37), (38, 39),
+    (42, 43), (44, 45), (49, 50), (51, 52), (56, 57), (58, 59), (62, 63), (63, 126),
+)  # fmt: skip
 
 
 @cache
@@ -122,3 +132,21 @@ def amplitudes(rotation: Rotation = ROTARY) -> dict[Reads, tuple[list[float], li
     """Return by reads the amplitudes of cosine and sine at each of the frequencies."""
     rows = json.loads((files("eqcheck.engines.construction") / rotation.file).read_text())
     return {tuple(map(tuple, row["reads"])): (row["cosines"], row["sines"]) for row in rows}
+
+
+def levels(reads: Reads) -> list[float]:
+    """The score of each read of a rotary pointer: the greatest that a slot has there, of those not read before.
+
+    >>> [round(level) for level in levels(plain(40))]
+    [269, 245]
+    """
+    cosines, sines = amplitudes()[reads]
+    scored: list[float] = []
+    for distance, sign in reads:
+        parts = [
+            a * math.cos(w * distance) + b * math.sin(w * distance)
+            for a, b, w in zip(cosines, sines, ROTARY.frequencies, strict=True)
+        ]
+        turned = sum(part for pair, part in enumerate(parts) if pair in KEYED_PAIRS)
+        scored.append(sum(parts) - turned + (turned if sign else abs(turned)))
+    return scored

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from eqcheck.engines.construction.function import BITS, CODES, VOCABULARY, Function, Head
-from eqcheck.engines.construction.pointers import HEAD_DIM, KEYED_PAIRS, amplitudes
+from eqcheck.engines.construction.pointers import HEAD_DIM, KEYED_PAIRS, ROTARY, Rotation, amplitudes
 
 HIDDEN = 64
 BIG = 1024.0  # the constant that outweighs all else in a norm: so far that bfloat16 sees nothing else
@@ -83,6 +83,11 @@ def head(function: Function, at: Residual, logits: Sequence[float] = LOGITS) -> 
     return table
 
 
+def capped(scores: Any, cap: float | None) -> Any:
+    """Scores cut off smoothly, if there is a cap."""
+    return scores if cap is None else cap * np.tanh(scores / cap)
+
+
 def matching(bits: Sequence[int], pattern: int, size: float, at: Residual, layer: int) -> Array:
     """``[hidden]``: makes ``size`` of a layer's own code if its bits have the pattern, and else at most -``size``."""
     row = np.zeros(at.hidden)
@@ -99,9 +104,9 @@ def turns(layer: int, group: int) -> Array:
     return np.array(shuffled(HEAD_DIM // 2, "turns", layer, group)) % 4
 
 
-def query(reads: Any, turn: Array) -> Array:
+def query(reads: Any, turn: Array, rotation: Rotation = ROTARY) -> Array:
     """A pointer's query ``[head_dim]``, the first of each pair in the first half."""
-    cosines, sines = map(np.array, amplitudes()[reads])
+    cosines, sines = map(np.array, amplitudes(rotation)[reads])
     rotated = (cosines - 1j * sines) * 1j**turn  # score = Re(conj(query) key e^{-iwd}), the key is KEY i^turn
     return np.concatenate([rotated.real, rotated.imag]).round(4) * math.sqrt(HEAD_DIM) / KEY
 
