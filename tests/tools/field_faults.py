@@ -266,6 +266,8 @@ class Engine:
             self.running.append(row)
             self.observed["late_rows"] += row.options.arrival > 0
             left -= self.planned(row, left, plan)
+            if row not in self.running:  # it made room again at once
+                break
         return [each for each in plan if each[0] in self.running]
 
     def planned(self, row: Row, left: int, plan: list[Planned]) -> int:
