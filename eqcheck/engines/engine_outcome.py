@@ -174,7 +174,7 @@ def judged(judge: Judge, case: EngineCase, answer: Mapping[str, Any]) -> Outcome
 def part_of(whole: EngineOutcome, case: EngineCase, start: int, answer: Mapping[str, Any]) -> EngineOutcome:
     """The outcome of a case whose rows were decoded with others, and are right: they begin at ``start`` in the whole.
 
-    ``answer`` is what the engine returned for them. What it told of the whole batch is left out.
+    ``answer`` is what the engine returned for them; counts of the whole batch are left out.
     """
     answered = returned(case, answer)
     rows = tuple(

@@ -60,7 +60,7 @@ def packs(cases: Sequence[EngineCase], decoder: Decoder) -> list[Pack]:
     >>> from eqcheck.contract.decoders import RowOptions
     >>> from eqcheck.core.case.engine import EngineRow
     >>> def case(limit): return EngineCase((EngineRow((1, 2), RowOptions(limit)),))
-    >>> decoder = Decoder("mine", print, ("row-limits", "row-eos"))
+    >>> decoder = Decoder("mine", print, capabilities=("row-limits", "row-eos"))
     >>> [len(pack.joined.rows) for pack in packs([case(3), case(5), replace(case(4), kv_blocks=9)], decoder)]
     [2, 1]
     """
@@ -159,9 +159,9 @@ class Packed(Workers):
         doubtful = [number for number, part in enumerate(parts) if part is None]
         again = self._answers(idle, [pack.cases[number] for number in doubtful], over)
         company: Outcome | None = whole
-        for number, one in zip(doubtful, map(worker.judged, again), strict=False):
-            parts[number] = one
-            if not one.failed and company is not None:
+        for number, alone in zip(doubtful, map(worker.judged, again), strict=False):
+            parts[number] = alone
+            if not alone.failed and company is not None:
                 parts[number], company = company, None
         return [part for part in parts if part is not None]
 
@@ -192,8 +192,8 @@ class Packed(Workers):
 def parted(pack: Pack, whole: EngineOutcome, decoded: Decoded, worker: Worker) -> list[Outcome]:
     """The outcome of each case of a pack by its own rows.
 
-    What an engine tells of a whole batch, such as counts of draft tokens, stands in the first one that is right, so
-    that sums are right; features of the batch count there, too.
+    Counts of a whole batch, such as those of draft tokens, stand in the first one that is right, so that sums are
+    right; features of the batch count there, too.
     """
     rows, parts = decoded.answer["outputs"], list[Outcome]()
     told = decoded.answer.get("told") or [None] * len(whole.rows)
@@ -207,6 +207,11 @@ def parted(pack: Pack, whole: EngineOutcome, decoded: Decoded, worker: Worker) -
         )
     first = next((number for number, part in enumerate(parts) if not part.failed), None)
     if first is not None and isinstance(part := parts[first], EngineOutcome):
-        batch = {"observed": whole.observed, "dictated": whole.dictated, "due": whole.due}
-        parts[first] = replace(part, coverage=part.coverage | whole.coverage, **batch)
+        parts[first] = replace(
+            part,
+            coverage=part.coverage | whole.coverage,
+            observed=whole.observed,
+            dictated=whole.dictated,
+            due=whole.due,
+        )
     return parts

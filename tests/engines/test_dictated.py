@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from option_right import decoded
-from thread_faults import BUILDS
+from thread_faults import Slots
 
 from eqcheck.audit.coverage_words import CHECKPOINT
 from eqcheck.contract import registry
@@ -341,7 +341,7 @@ def test_a_round_without_drafts_is_one_token_and_counted_as_silent() -> None:
     assert counts[dictation.OTHERS] == 2
 
 
-class Silent(BUILDS["Slots"]):  # type: ignore[misc,name-defined]
+class Quiet(Slots):
     """In a step in which no row of the batch drafts, a row sees no token of the round before."""
 
     def context(self, row: Any) -> list[int]:
@@ -354,7 +354,7 @@ def test_what_fails_in_silent_rounds_alone_is_found_and_needs_them() -> None:
     """As in vllm#56531: a step without drafts reads the state of another column."""
     torch.set_num_threads(1)
     judge = Judge("float64")
-    for engine, found in ((BUILDS["Slots"](), False), (Silent(), True)):
+    for engine, found in ((Slots(), False), (Quiet(), True)):
         engine.size = 16
         outcomes = [decoded(engine, judge, case) for case in _silent(60)]
         assert any(outcome.failed for outcome in outcomes) == found

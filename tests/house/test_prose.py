@@ -155,7 +155,7 @@ def test_docstrings_and_comments_begin_with_a_whole_thought() -> None:
 
 MOST_SENTENCES = {
     "eqcheck/audit/": 25,
-    "eqcheck/audit/coverage_words.py": 124,
+    "eqcheck/audit/coverage_words.py": 126,
     "eqcheck/engines/": 55,
     "eqcheck/engines/abduction/": 188,
     "eqcheck/gate/": 84,

@@ -138,7 +138,7 @@ def levels(reads: Reads) -> list[float]:
     """The score of each read of a rotary pointer: the greatest that a slot has there, of those not read before.
 
     >>> [round(level) for level in levels(plain(40))]
-    [269, 245]
+    [269, 246]
     """
     cosines, sines = amplitudes()[reads]
     scored: list[float] = []
