@@ -199,7 +199,7 @@ def parted(pack: Pack, whole: EngineOutcome, decoded: Decoded, worker: Worker) -
     told = decoded.answer.get("told") or [None] * len(whole.rows)
     for case, place in zip(pack.cases, pack.places, strict=True):
         own = {"outputs": rows[place], "told": told[place]}
-        # Of a batch only the first thing that is told wrongly is known, and none where a token is wrong.
+        # A failing batch names the first thing that is told wrongly, and none where a token is wrong.
         parts.append(
             worker.judged(replace(decoded, case=case, answer=own))
             if whole.failed

@@ -50,7 +50,7 @@ def test_to_load_an_engine_takes_nothing_of_the_budget(tmp_path: Path) -> None:
     found = audit(slow, Options(cases=None, budget=3.0, python=sys.executable), heard.append)
     assert (len(found.outcomes) > 3, found.violations) == (True, [])
     assert time.monotonic() - begun > _LOADING_S
-    assert max(event.seconds for event in heard if isinstance(event, events.Loaded)) >= _LOADING_S
+    assert max(event.seconds for event in heard if isinstance(event, events.Loaded)) > _LOADING_S - 0.5
 
 
 def test_the_first_failing_case_is_looked_into_before_more_are_drawn(tmp_path: Path) -> None:

@@ -197,10 +197,10 @@ class InterpreterWorker(ProcessWorker):
 
     def _not_loaded(self, name: str, settings: tuple[object, ...]) -> str:
         """Return why a checkpoint is not loaded; empty as soon as it is."""
+        begun = time.monotonic()
         told = threading.Timer(_TOLD_AFTER_S, self.on_loading, (name,))
         told.daemon = True
         told.start()
-        begun = time.monotonic()
         try:
             message = self._receive(self._loading_s)
         except Lost as lost:
