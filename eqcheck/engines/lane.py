@@ -85,13 +85,15 @@ def _request(decoder: Decoder, case: EngineCase) -> dict[str, Any]:
 
 
 @contextmanager
-def engine(lane: Lane, python: str, judge: Judged | None = None) -> Iterator[Workers]:
-    """The decoder of a lane on the checkpoints, set up; the audit gets its version."""
+def engine(lane: Lane, python: str, judge: Judged | None = None, packed: bool = False) -> Iterator[Workers]:
+    """The decoder of a lane on the checkpoints, set up, whose cases share batches if ``packed``.
+
+    The audit gets its version.
+    """
     with worker(lane.decoder, python, lane.limits.timeout, judge) as process:
         process.on_loading, process.on_loaded = lane.on_loading, lane.on_loaded
         process.open()
         lane.result.version = process.version
-        packed = isinstance(lane, EngineLane) and not (lane.fixed or lane.called)
         yield Packed(process, lane.decoder) if packed else Workers([process], batch=1, ahead=True)
 
 
@@ -127,7 +129,7 @@ class EngineLane(Lane):
 
     @contextmanager
     def drawing(self) -> Iterator[None]:
-        with engine(self, self.python) as self.running:
+        with engine(self, self.python, packed=not (self.fixed or self.called)) as self.running:
             yield
 
     def claimed(self) -> list[Claim]:

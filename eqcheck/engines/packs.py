@@ -192,8 +192,8 @@ class Packed(Workers):
 def parted(pack: Pack, whole: EngineOutcome, decoded: Decoded, worker: Worker) -> list[Outcome]:
     """The outcome of each case of a pack by its own rows.
 
-    Counts of a whole batch, such as those of draft tokens, stand in the first one that is right, so that sums are
-    right; features of the batch count there, too.
+    Counts of a right batch, such as those of draft tokens, stand in its first case, so that sums are right; features
+    of the batch count there, too.
     """
     rows, parts = decoded.answer["outputs"], list[Outcome]()
     told = decoded.answer.get("told") or [None] * len(whole.rows)
@@ -205,11 +205,10 @@ def parted(pack: Pack, whole: EngineOutcome, decoded: Decoded, worker: Worker) -
             if whole.failed
             else part_of(whole, case, place.start, own)
         )
-    first = next((number for number, part in enumerate(parts) if not part.failed), None)
-    if first is not None and isinstance(part := parts[first], EngineOutcome):
-        parts[first] = replace(
-            part,
-            coverage=part.coverage | whole.coverage,
+    if not whole.failed and isinstance(first := parts[0], EngineOutcome):
+        parts[0] = replace(
+            first,
+            coverage=first.coverage | whole.coverage,
             observed=whole.observed,
             dictated=whole.dictated,
             due=whole.due,
