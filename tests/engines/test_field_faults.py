@@ -23,7 +23,7 @@ SELDOM = {"padded_ngram", "orphan_index", "ngram_uncommitted", "idle_step", "end
 
 
 def decoded(engine: Engine, case: EngineCase) -> tuple[Any, dict[str, Any]]:
-    """What an engine returns for a case, and what it counts."""
+    """Return the answer of an engine to a case, and its counts."""
     request = replace(case.request(), drafts=dictation.drafts(case))
     told = engine(f"{case.checkpoint}/target", f"{case.checkpoint}/draft", request)
     return apart(told), engine.observed

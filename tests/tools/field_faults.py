@@ -34,7 +34,7 @@ Seen = dict[int, tuple[int, ...]]  # codes of what a query attends to, by positi
 
 @dataclass
 class State:
-    """What layers without slots keep of a row: the newest inputs of each, and the memory of each of their rules."""
+    """The states of a row in layers without slots: the newest inputs of each, and the memory of each rule."""
 
     inputs: list[list[int]]
     kept: list[list[dict[int, int]]]
@@ -216,7 +216,7 @@ class Engine:
         return [self.answer(row) for row in self.rows]
 
     def answer(self, row: Row) -> eqcheck.Completion:
-        """What is returned of a row."""
+        """The tokens of a row, as they are returned."""
         usage = {"prompt_tokens": len(row.prompt), "completion_tokens": self.usage(row)}
         fields: dict[str, Any] = {"logprobs": row.logs[: len(row.told)]} if row.options.logprobs else {}
         if row.reason != "cancelled":
@@ -253,7 +253,7 @@ class Engine:
         """Called behind a step in which these rows ended."""
 
     def schedule(self) -> list[Planned]:
-        """What each row computes in this step: running rows first, then those that wait, as far as there is room."""
+        """The work of each row in this step: running rows first, then those that wait, as far as there is room."""
         left, plan = self.request.token_budget or self.budget, list[Planned]()
         for row in list(self.running):
             if left and row in self.running:
@@ -373,7 +373,7 @@ class Engine:
         return dict(entry for entry in entries if entry)
 
     def visible(self, row: Row, seen: Seen, at: int, verifies: bool) -> Seen:
-        """What a query attends to, of what its row holds."""
+        """The entries of its row that a query attends to."""
         return seen
 
     def written(self, row: Row, index: int, place: int, codes: tuple[int, ...]) -> None:
@@ -406,7 +406,7 @@ class Engine:
 
     # The end of a round.
     def history(self, row: Row, before: list[int], verifies: bool) -> tuple[RowOptions, list[int], list[int]]:
-        """What processors of scores are given: options, prompt and new tokens."""
+        """The options, the prompt and the new tokens that processors of scores are given."""
         return row.options, row.prompt, before
 
     def choose(self, row: Row, best: int, before: list[int], verifies: bool) -> int:
